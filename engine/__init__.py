@@ -1,0 +1,1 @@
+"""The inference engine: model, caches, scheduler, backends. It knows nothing of HTTP."""

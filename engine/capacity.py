@@ -1,0 +1,29 @@
+"""Capacity: what one engine can hold, decided once by the memory plan.
+
+The scheduler, refusal messages and metrics all read these numbers; nothing else states them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Counts, not bytes. `num_state_slots` equals the largest number of running sequences.
+
+    `max_num_batched_tokens`: prompt tokens of a step in which nothing decodes; `prefill_chunk`:
+    of a step in which something does. Both are multiples of 64. `max_queue`: waiting requests.
+    """
+
+    num_blocks: int
+    block_size: int
+    num_state_slots: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    prefill_chunk: int
+    max_queue: int
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` cached tokens take."""
+        return -(-num_tokens // self.block_size)

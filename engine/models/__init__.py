@@ -1,0 +1,1 @@
+"""The one model definition, over `ops.base.Ops`; it never names a backend."""

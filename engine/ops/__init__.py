@@ -1,0 +1,1 @@
+"""Kernel-sized operations: the protocol in `base`, one sub-package per backend."""

@@ -1,0 +1,1 @@
+"""The CUDA backend. CuPy is imported under this package alone."""

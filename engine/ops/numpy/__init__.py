@@ -1,0 +1,1 @@
+"""The NumPy backend: the reference for every kernel, and the way to run without a GPU."""

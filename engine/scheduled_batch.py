@@ -1,0 +1,68 @@
+"""ScheduledBatch: what one step runs, in host numbers only. Made by the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .sequence import Sequence
+
+
+@dataclass(frozen=True)
+class ScheduledDecode:
+    """Feeds one generated token at `position`.
+
+    `input_id` -1: the host has not read it yet, the device has. `sample`: False in replay, where
+    the next token is already known.
+    """
+
+    sequence: Sequence
+    state_slot: int
+    position: int
+    input_id: int
+    sample: bool
+
+
+@dataclass(frozen=True)
+class ScheduledPrefill:
+    """Runs prompt tokens start .. end of a sequence; `sample` if this ends the prompt and its
+    first output token is not known yet."""
+
+    sequence: Sequence
+    state_slot: int
+    start: int
+    end: int
+    sample: bool
+
+
+@dataclass(frozen=True)
+class BlockUpdate:
+    """Entry `index` of the block table of `state_slot` becomes `block` in this step."""
+
+    state_slot: int
+    index: int
+    block: int
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """Decodes first. `admitted`: sequences that got their slot in this step (their sampling
+    parameters are written by slot). Sampled rows are decodes then prefills, in order, those with
+    `sample` set."""
+
+    decodes: tuple[ScheduledDecode, ...]
+    prefills: tuple[ScheduledPrefill, ...]
+    block_updates: tuple[BlockUpdate, ...]
+    admitted: tuple[Sequence, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.prefills
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + sum(p.end - p.start for p in self.prefills)
+
+    @property
+    def sampled(self) -> tuple[Sequence, ...]:
+        """The sequences that get a token from this step, in the order of the sampled rows."""
+        return tuple(row.sequence for row in (*self.decodes, *self.prefills) if row.sample)

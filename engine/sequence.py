@@ -1,0 +1,89 @@
+"""Sequence: the engine's side of one request, and what a step says about it.
+
+    prompt_ids (P)                      output_ids
+    |----------------------------------|-------------|....|
+    0            num_computed_tokens ^               ^    ^
+                                       P + len(output_ids)|
+                                              P + num_sampled (issued, maybe not read yet)
+
+`num_computed_tokens` counts tokens whose KV and state are written by steps already scheduled; it
+restarts at 0 on preemption and `num_sampled` does not, which is all that replay needs: a token
+whose successor is already sampled is run with sampling off.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from .sampling_params import SamplingParams
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Owned by the scheduler; only it changes these fields."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
+    seed: int = 0
+    arrival_time: float = 0.0
+    status: SequenceStatus = SequenceStatus.WAITING
+    output_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_sampled: int = 0
+    block_table: list[int] = field(default_factory=list)
+    state_slot: int = -1
+    num_preemptions: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus output tokens the host has read."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def in_prefill(self) -> bool:
+        return self.num_computed_tokens < len(self.prompt_ids)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities of one sampled token, of the raw logits."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What one step adds to one request.
+
+    `finish_reason` is set on the last one; `stop_id` is the end id that stopped it, if one did.
+    The end id itself is in `token_ids` (it counts as usage and is not text).
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_id: int | None = None
+    error: str | None = None

@@ -1,0 +1,1 @@
+"""The HTTP server: the OpenAI wire format over the engine."""
