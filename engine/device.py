@@ -28,6 +28,9 @@ class Device(Protocol):
     def upload(self, host: Any) -> Array:
         """Host numpy array -> device array (ordered with submitted work)."""
 
+    def download(self, array: Array, out: Any) -> None:
+        """Device array -> host numpy array `out` of its shape, within submitted work."""
+
     def submit(self, work: Callable[[], T]) -> Pending:
         """Runs `work` in stream order. The CPU device has one worker thread; CUDA calls `work` at
         once (it only launches) and records an event. `wait()` gives its value."""

@@ -229,6 +229,12 @@ class Ops(Protocol):
         block_tables. CUDA also builds the attention work list here.
         """
 
+    def scatter(self, values: Array, indices: Array, out: Array) -> None:
+        """out.flat[indices[i]] = values[i]: what a step changes in the tables kept by slot.
+
+        values [B] of out's dtype, indices int32 [B], without repeats; out of any shape.
+        """
+
     def sample(
         self,
         logits: Array,

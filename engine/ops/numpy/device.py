@@ -1,0 +1,78 @@
+"""The CPU device: NumPy memory and one worker thread that plays the part of a GPU's stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+
+
+class CpuPending(Generic[T]):
+    """Work handed to the worker thread."""
+
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def wait(self) -> T:
+        return self._future.result()
+
+
+class CpuDevice:
+    """`Device` over NumPy. Submitted work runs in order on one thread, behind the caller."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="cpu-stream")
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        return np.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        return np.zeros(shape, dtype)
+
+    def upload(self, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The array itself where it is contiguous: the caller gives it up and may not change it."""
+        return np.ascontiguousarray(host)
+
+    def download(self, array: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        out[...] = array
+
+    def submit(self, work: Callable[[], T]) -> CpuPending[T]:
+        return CpuPending(self._worker.submit(work))
+
+    def mem_info(self) -> tuple[int, int]:
+        """(available, total) host memory in bytes, within the control group's limit if one is set."""
+        return host_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
+
+    def close(self) -> None:
+        """Finishes what was submitted; later submits raise RuntimeError."""
+        self._worker.shutdown(wait=True)
+
+
+def host_memory(meminfo: Path, cgroup: Path) -> tuple[int, int]:
+    """(available, total) bytes from /proc/meminfo, cut to the limit of a v2 or v1 cgroup."""
+    fields: dict[str, int] = {}
+    for line in meminfo.read_text().splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words:
+            fields[name] = int(words[0]) * (1024 if len(words) > 1 else 1)
+    available, total = fields["MemAvailable"], fields["MemTotal"]
+    for limit_file, usage_file in (
+        (cgroup / "memory.max", cgroup / "memory.current"),
+        (cgroup / "memory/memory.limit_in_bytes", cgroup / "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit, usage = int(limit_file.read_text()), int(usage_file.read_text())
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        if limit < total:
+            available, total = min(available, max(limit - usage, 0)), limit
+    return available, total

@@ -1,0 +1,162 @@
+"""Sampling over rows of fp32 logits: the reference of `Ops.sample`.
+
+A row's result depends on that row alone and on (seed, position), and it is stated in integers so
+that any backend can repeat it whatever order it adds in:
+
+    mass      m = floor(exp((logit - max) / temperature) * 2**40): fp32 up to the exp, then a 64-bit
+              integer. Integer sums do not depend on their order.
+    top-k     keeps the ids whose logit is at least the k-th largest logit (ties are all kept).
+    top-p     of what is left, keeps the ids whose mass is at least the smallest mass that is needed
+              to reach floor(top_p * sum), largest first (ties are all kept).
+    min-p     keeps the ids with exp(...) >= min_p; the largest is exp(0) = 1.
+    draw      r = the first 64 bits of Philox-4x32-10(key = seed, counter = position);
+              target = floor(r * sum / 2**64); the id is the first, in id order, at which the
+              running sum of the kept masses exceeds the target (inverse CDF).
+
+Inverse CDF rather than Gumbel-max: one random number a row instead of one an id, no second
+transcendental function, and the only rounding that two backends can disagree on is exp's.
+Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...forward_batch import SampleBatch
+
+MASS_ONE = float(1 << 40)
+"""The mass of the likeliest id. 2**24 ids of it still fit 64 bits; less than 2**-40 of it is 0."""
+
+MAX_TOP = 20
+"""Columns of out_top_ids and out_top_logprobs."""
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+U64 = npt.NDArray[np.uint64]
+
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_PHILOX_M0 = np.uint64(0xD2511F53)
+_PHILOX_M1 = np.uint64(0xCD9E8D57)
+_PHILOX_W0 = 0x9E3779B9
+_PHILOX_W1 = 0xBB67AE85
+
+
+def philox_4x32(key: U64, counter: tuple[U64, U64, U64, U64]) -> tuple[U64, U64, U64, U64]:
+    """Ten rounds of Philox-4x32. key uint64 [B] (low word first); four counter words, each in the
+    low half of a uint64 [B]; returns four words likewise."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & _LOW, key >> _SHIFT
+    for round_index in range(10):
+        if round_index:
+            k0 = (k0 + np.uint64(_PHILOX_W0)) & _LOW
+            k1 = (k1 + np.uint64(_PHILOX_W1)) & _LOW
+        p0, p1 = c0 * _PHILOX_M0, c2 * _PHILOX_M1
+        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ k0, p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ k1, p0 & _LOW
+    return c0, c1, c2, c3
+
+
+def random_bits(seeds: U64, positions: U64) -> U64:
+    """The 64 random bits of each (seed, position): word 0 low, word 1 high. All uint64 [B]."""
+    zero = np.zeros_like(positions)
+    w0, w1, _, _ = philox_4x32(seeds, (positions & _LOW, positions >> _SHIFT, zero, zero))
+    return w0 | (w1 << _SHIFT)
+
+
+def masses(weights: F32) -> U64:
+    """Weights in [0, 1] as fixed-point integers, see the module docstring. fp32 [N] -> [N]."""
+    return (weights.astype(np.float64) * MASS_ONE).astype(np.uint64)
+
+
+def draw_id(
+    row: F32, temperature: float, top_k: int, top_p: float, min_p: float, bits: int
+) -> int:
+    """Draws one id from a finite row fp32 [N] with temperature > 0. `bits`: 64 random bits."""
+    weights = np.exp((row - row.max()) / np.float32(temperature), dtype=np.float32)
+    if 0 < top_k < len(row):
+        weights[row < np.partition(row, -top_k)[-top_k]] = 0.0
+    mass = masses(weights)
+    if top_p < 1.0:
+        ordered = np.sort(mass[mass > 0])[::-1]
+        cumulative = np.cumsum(ordered)
+        # fp32 * 2**63 is an integer, so this is floor(top_p * sum) without rounding
+        needed = (2 * int(cumulative[-1]) * int(float(top_p) * 2.0**63)) >> 64
+        last = int(np.searchsorted(cumulative, np.uint64(needed), side="left"))
+        mass[mass < ordered[last]] = 0
+    if min_p > 0.0:
+        mass[weights < np.float32(min_p)] = 0
+    cumulative = np.cumsum(mass)
+    target = (bits * int(cumulative[-1])) >> 64
+    return int(np.searchsorted(cumulative, np.uint64(target), side="right"))
+
+
+def log_normalizer(row: F32) -> tuple[np.float32, np.float32]:
+    """(max, log(sum(exp(row - max)))) of a finite row fp32 [N], in the integers above."""
+    largest = row.max()
+    total = int(masses(np.exp(row - largest, dtype=np.float32)).sum())
+    return largest, np.float32(np.log(total / MASS_ONE))
+
+
+def top_ids(row: F32, count: int) -> npt.NDArray[np.int64]:
+    """The ids of the `count` largest of fp32 [N], largest first, equal ones by id."""
+    if count >= len(row):
+        candidates = np.arange(len(row))
+    else:
+        candidates = np.flatnonzero(row >= np.partition(row, -count)[-count])
+    order = np.argsort(-row[candidates], kind="stable")
+    return candidates[order[:count]]
+
+
+def sample(
+    logits: F32,
+    batch: SampleBatch,
+    next_ids: I32,
+    out_ids: I32,
+    out_logprobs: F32,
+    out_top_ids: I32,
+    out_top_logprobs: F32,
+) -> None:
+    """`Ops.sample`; the mapping from logits and seed to an id is in the module docstring.
+
+    Log-probabilities are over the ids below vocab_limit. With fewer than 20 of those the rest of a
+    row of out_top_ids is -1 and of out_top_logprobs -inf. A failed row (id -1) leaves 0 in
+    next_ids, so that a step already issued stays within the embedding.
+    """
+    num_rows = len(batch.rows)
+    limit = batch.vocab_limit
+    params = batch.params
+    assert params.logit_bias is None and params.penalties is None and params.masks is None
+    slots = batch.state_slots
+    rows = logits[batch.rows, :limit]
+    ids = rows.argmax(axis=1)
+    # min and max carry NaN along, so the pair is finite only if the whole row is
+    finite = np.isfinite(rows.max(axis=1)) & np.isfinite(rows.min(axis=1))
+
+    temperature = params.temperature[slots]
+    drawn = np.flatnonzero(finite & (temperature > 0.0))
+    if len(drawn):
+        bits = random_bits(params.seed[slots[drawn]], batch.positions[drawn].astype(np.uint64))
+        for i, row_bits in zip(drawn.tolist(), bits.tolist(), strict=True):
+            slot = slots[i]
+            ids[i] = draw_id(
+                rows[i],
+                float(temperature[i]),
+                int(params.top_k[slot]),
+                float(params.top_p[slot]),
+                float(params.min_p[slot]),
+                row_bits,
+            )
+
+    num_logprobs = params.num_logprobs[slots]
+    for i in np.flatnonzero(finite & (num_logprobs >= 0)).tolist():
+        largest, log_total = log_normalizer(rows[i])
+        out_logprobs[i] = (rows[i, ids[i]] - largest) - log_total
+        top = top_ids(rows[i], MAX_TOP)
+        out_top_ids[i, : len(top)] = top
+        out_top_logprobs[i, : len(top)] = (rows[i, top] - largest) - log_total
+        out_top_ids[i, len(top) :] = -1
+        out_top_logprobs[i, len(top) :] = -np.inf
+
+    next_ids[slots] = np.where(finite, ids, 0)
+    out_ids[:num_rows] = np.where(finite, ids, -1)
