@@ -1,0 +1,73 @@
+# Each target sets up what it needs in $(VENV) and does nothing twice; `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= models/demo
+ARGS ?=
+# The CUDA extra to serve and test with: cuda12 where an NVIDIA driver answers (newer drivers run it
+# too), nothing elsewhere. `make serve CUDA=cuda13` chooses, `CUDA=` forces the CPU build.
+CUDA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda12)
+
+BIN := $(VENV)/bin
+PIN := requirements/constraints.txt
+comma := ,
+extras = $(if $(strip $(1)),[$(subst $() ,$(comma),$(strip $(1)))])
+
+# $(call install,stamp name,extras): this checkout, editable, at the pinned versions.
+define install
+$(VENV)/.installed-$(strip $(1)): pyproject.toml $(PIN) | $(BIN)/python
+	$(BIN)/python -m pip install -q -c $(PIN) -e '.$$(call extras,$(2))'
+	@touch $$@
+endef
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+serve: $(VENV)/.installed-serve$(CUDA)  ## serve MODEL=DIR (default: the demo model) with ARGS
+	$(BIN)/deltaserve serve --model-path $(MODEL) $(ARGS)
+
+test: $(VENV)/.installed-test  ## the tests that need neither a GPU nor torch
+	$(BIN)/python -m pytest -m 'not gpu and not hf' $(ARGS)
+
+test-hf: $(VENV)/.installed-test-hf  ## the comparisons with transformers on CPU torch
+	$(BIN)/python -m pytest -m 'hf and not gpu' $(ARGS)
+
+test-gpu: $(VENV)/.installed-test-gpu$(CUDA)  ## the tests that need an NVIDIA GPU
+	@nvidia-smi >/dev/null || { echo 'make test-gpu needs an NVIDIA GPU' >&2; exit 1; }
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: $(VENV)/.installed-dev build/mypy/deltaserve  ## ruff, mypy, and what tools/check_tree.py holds
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p deltaserve.engine -p deltaserve.server
+	$(BIN)/python tools/check_tree.py
+
+bench: $(VENV)/.installed-serve$(CUDA)  ## the engine without HTTP, on MODEL=DIR
+	$(BIN)/python -m tools.bench_engine --model-path $(MODEL) $(ARGS)
+
+aot: $(VENV)/.installed-aot  ## compile the kernels for every architecture (needs no GPU)
+	$(BIN)/python triton_aot/build.py $(ARGS)
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) build dist deltaserve.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(eval $(call install,serve$(CUDA),$(CUDA)))
+$(eval $(call install,test,test))
+$(eval $(call install,test-hf,test-hf))
+$(eval $(call install,test-gpu$(CUDA),test-hf $(CUDA)))
+$(eval $(call install,dev,dev))
+$(eval $(call install,aot,aot $(or $(CUDA),cuda12)))
+
+# The packages under their installed names, for mypy (see pyproject.toml).
+build/mypy/deltaserve:
+	mkdir -p $@
+	ln -sfn ../../../engine $@/engine
+	ln -sfn ../../../server $@/server
+
+# pip installs into one environment at a time.
+.NOTPARALLEL:
+
+.PHONY: help serve test test-hf test-gpu lint bench aot clean
