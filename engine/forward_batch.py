@@ -1,16 +1,23 @@
 """ScheduledBatch -> the index arrays a forward pass needs.
 
 This module states what each array means; it owns none of the caches. Arrays are int32 unless said.
-`Array` is numpy on the CPU and cupy on CUDA: the host builds numpy arrays, `Device.upload` moves
-them.
+`Array` is numpy on the CPU and cupy on CUDA: the `build_*` functions make numpy arrays from what the
+scheduler said, and pass each through `upload` (`Device.upload`). They read the sequences' block
+tables, so they run before the scheduler is touched again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from .scheduled_batch import BlockUpdate, ScheduledBatch, ScheduledDecode, ScheduledPrefill
+
 Array = Any
+Upload = Callable[[Any], Array]
 
 
 @dataclass(frozen=True)
@@ -96,3 +103,80 @@ class SampleBatch:
     positions: Array
     params: SampleParams
     vocab_limit: int
+
+
+@dataclass(frozen=True)
+class TableUpdates:
+    """Block-table entries that change: flat index slot * max_blocks + index, and the block."""
+
+    indices: Array
+    blocks: Array
+
+
+def build_decode_batch(decodes: tuple[ScheduledDecode, ...], upload: Upload) -> DecodeBatch:
+    columns = np.array(
+        [(d.input_id, d.position, d.state_slot, 0) for d in decodes], np.int32
+    ).T.copy()
+    input_ids, positions, state_slots, slot_mapping = (upload(column) for column in columns)
+    return DecodeBatch(input_ids, positions, state_slots, slot_mapping)
+
+
+def build_prefill_batch(
+    prefills: tuple[ScheduledPrefill, ...], block_size: int, upload: Upload
+) -> PrefillBatch:
+    cu_seqlens = [0]
+    input_ids: list[int] = []
+    positions, slot_mapping = [], []
+    for p in prefills:
+        cu_seqlens.append(cu_seqlens[-1] + p.end - p.start)
+        input_ids.extend(p.sequence.prompt_ids[p.start : p.end])
+        span = np.arange(p.start, p.end, dtype=np.int32)
+        first_block = p.start // block_size
+        blocks = np.array(p.sequence.block_table[first_block : -(-p.end // block_size)], np.int32)
+        positions.append(span)
+        slot_mapping.append(
+            blocks[span // block_size - first_block] * block_size + span % block_size
+        )
+    starts = tuple(p.start for p in prefills)
+    slots = tuple(p.state_slot for p in prefills)
+    logits_rows = [end - 1 for p, end in zip(prefills, cu_seqlens[1:], strict=True) if p.sample]
+    return PrefillBatch(
+        input_ids=upload(np.array(input_ids, np.int32)),
+        positions=upload(np.concatenate(positions)),
+        slot_mapping=upload(np.concatenate(slot_mapping)),
+        cu_seqlens=upload(np.array(cu_seqlens, np.int32)),
+        start_positions=upload(np.array(starts, np.int32)),
+        state_slots=upload(np.array(slots, np.int32)),
+        logits_rows=upload(np.array(logits_rows, np.int32)),
+        host_cu_seqlens=tuple(cu_seqlens),
+        host_start_positions=starts,
+        host_state_slots=slots,
+    )
+
+
+def build_sample_batch(
+    batch: ScheduledBatch, params: SampleParams, vocab_limit: int, upload: Upload
+) -> SampleBatch | None:
+    """None when no row of the step is sampled. The order of rows is that of `batch.sampled`."""
+    rows = [
+        (row, d.state_slot, d.position + 1) for row, d in enumerate(batch.decodes) if d.sample
+    ]
+    first = len(batch.decodes)
+    ends = (p for p in batch.prefills if p.sample)
+    rows += [(first + i, p.state_slot, p.end) for i, p in enumerate(ends)]
+    if not rows:
+        return None
+    columns = np.array(rows, np.int32).T.copy()
+    row_ids, state_slots, positions = (upload(column) for column in columns)
+    return SampleBatch(row_ids, state_slots, positions, params, vocab_limit)
+
+
+def build_table_updates(
+    updates: tuple[BlockUpdate, ...], max_blocks: int, upload: Upload
+) -> TableUpdates | None:
+    if not updates:
+        return None
+    indices = [u.state_slot * max_blocks + u.index for u in updates]
+    return TableUpdates(
+        upload(np.array(indices, np.int32)), upload(np.array([u.block for u in updates], np.int32))
+    )

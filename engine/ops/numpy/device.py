@@ -48,7 +48,7 @@ class CpuDevice:
         return CpuPending(self._worker.submit(work))
 
     def mem_info(self) -> tuple[int, int]:
-        """(available, total) host memory in bytes, within the control group's limit if one is set."""
+        """(available, total) bytes of host memory, within the limit of the control group."""
         return host_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
 
     def close(self) -> None:

@@ -24,12 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...forward_batch import SampleBatch
+from ...sampling_params import MAX_LOGPROBS
 
 MASS_ONE = float(1 << 40)
 """The mass of the likeliest id. 2**24 ids of it still fit 64 bits; less than 2**-40 of it is 0."""
-
-MAX_TOP = 20
-"""Columns of out_top_ids and out_top_logprobs."""
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -69,9 +67,7 @@ def masses(weights: F32) -> U64:
     return (weights.astype(np.float64) * MASS_ONE).astype(np.uint64)
 
 
-def draw_id(
-    row: F32, temperature: float, top_k: int, top_p: float, min_p: float, bits: int
-) -> int:
+def draw_id(row: F32, temperature: float, top_k: int, top_p: float, min_p: float, bits: int) -> int:
     """Draws one id from a finite row fp32 [N] with temperature > 0. `bits`: 64 random bits."""
     weights = np.exp((row - row.max()) / np.float32(temperature), dtype=np.float32)
     if 0 < top_k < len(row):
@@ -152,7 +148,7 @@ def sample(
     for i in np.flatnonzero(finite & (num_logprobs >= 0)).tolist():
         largest, log_total = log_normalizer(rows[i])
         out_logprobs[i] = (rows[i, ids[i]] - largest) - log_total
-        top = top_ids(rows[i], MAX_TOP)
+        top = top_ids(rows[i], MAX_LOGPROBS)
         out_top_ids[i, : len(top)] = top
         out_top_logprobs[i, : len(top)] = (rows[i, top] - largest) - log_total
         out_top_ids[i, len(top) :] = -1
