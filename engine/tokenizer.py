@@ -1,0 +1,131 @@
+"""Tokenizer: a checkpoint's tokenizer.json as ids and bytes.
+
+Owns encoding, the bytes of each token and which tokens are special. Text that grows token by token
+is `incremental_decode`; chat templates are the server's.
+
+Only byte-level BPE is served: there each token is a string of bytes, so that text of any run of
+tokens is the bytes of each, joined, read as UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as BpeTokenizer
+
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+"""Both end a turn, whatever the checkpoint's config lists."""
+
+
+def _byte_level_alphabet() -> dict[int, int]:
+    """Code point in a vocabulary entry -> byte. Printable Latin-1 stands for itself, the other 68
+    bytes are 256, 257, ... in order (the byte-level BPE convention of GPT-2)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: byte for byte in printable} | {256 + i: byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+class Tokenizer:
+    """The tokenizer of the checkpoint in `model_path`.
+
+    Raises ValueError, naming the file, where it is missing, unreadable or not byte-level BPE.
+    Tokens that tokenizer_config.json adds to tokenizer.json are added here too.
+    """
+
+    def __init__(self, model_path: str | Path) -> None:
+        path = Path(model_path) / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file; the checkpoint needs its tokenizer.json")
+        try:
+            self._bpe = BpeTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{path}: not a readable tokenizer.json ({error})") from error
+        base = self._bpe.get_vocab(with_added_tokens=False)
+        _require_byte_level(self._bpe, base, path)
+        _add_config_tokens(self._bpe, path.with_name("tokenizer_config.json"))
+        added = self._bpe.get_added_tokens_decoder()
+        self._bytes: dict[int, bytes] = {id_: t.content.encode() for id_, t in added.items()}
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.vocab_limit = 1 + max((*base.values(), *added))
+        ids = (self._bpe.token_to_id(token) for token in END_TOKENS)
+        self.end_ids = frozenset(id_ for id_ in ids if id_ is not None)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Special tokens written in the text become their ids. Releases the GIL while it works.
+
+        Raises ValueError for text that is not valid Unicode (a lone surrogate).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is not valid Unicode: {error.reason}") from error
+        # encode() would hold the GIL
+        return self._bpe.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; an id without a token stands for none."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self._bpe.id_to_token(token_id) if token_id >= 0 else None
+            known = b"" if token is None else bytes(_ALPHABET[ord(char)] for char in token)
+            self._bytes[token_id] = known
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """A token on its own, as log-probabilities show it: `bytes:\\xe2\\x98` where it is not
+        whole characters."""
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        skip = self.special_ids if skip_special_tokens else frozenset()
+        data = b"".join(self.token_bytes(id_) for id_ in token_ids if id_ not in skip)
+        return data.decode(errors="replace")
+
+
+def _require_byte_level(bpe: BpeTokenizer, vocab: dict[str, int], path: Path) -> None:
+    if type(bpe.model).__name__ != "BPE" or type(bpe.decoder).__name__ != "ByteLevel":
+        raise ValueError(
+            f"{path}: needs a byte-level BPE tokenizer, found {type(bpe.model).__name__} with "
+            f"decoder {type(bpe.decoder).__name__}"
+        )
+    foreign = {char for char in set("".join(vocab)) if ord(char) not in _ALPHABET}
+    if foreign:
+        raise ValueError(f"{path}: vocabulary entries with {min(foreign)!r}, which is no byte")
+
+
+def _add_config_tokens(bpe: BpeTokenizer, path: Path) -> None:
+    """Adds what `added_tokens_decoder` lists beyond tokenizer.json, under the listed ids."""
+    if not path.is_file():
+        return
+    try:
+        listed: dict[str, dict[str, Any]] = json.loads(path.read_bytes()).get(
+            "added_tokens_decoder", {}
+        )
+        missing = sorted(
+            (int(id_), token) for id_, token in listed.items() if bpe.id_to_token(int(id_)) is None
+        )
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}: not a readable tokenizer_config.json ({error})") from error
+    for token_id, token in missing:
+        flags = {
+            name: bool(token.get(name, False))
+            for name in ("special", "normalized", "lstrip", "rstrip", "single_word")
+        }
+        bpe.add_tokens([AddedToken(token["content"], **flags)])
+        if bpe.token_to_id(token["content"]) != token_id:
+            raise ValueError(
+                f"{path}: added token {token['content']!r} has id {token_id} there, but would get "
+                f"{bpe.token_to_id(token['content'])} after tokenizer.json"
+            )
