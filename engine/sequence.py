@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .sampling_params import SamplingParams
 
@@ -73,9 +74,8 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class RequestOutput:
-    """What one step adds to one request.
+class RequestOutput(NamedTuple):
+    """What one step adds to one request. (A named tuple, as ScheduledDecode is, for speed.)
 
     `finish_reason` is set on the last one; `stop_id` is the end id that stopped it, if one did.
     The end id itself is in `token_ids` (it counts as usage and is not text).
