@@ -66,4 +66,7 @@ class ScheduledBatch:
     @property
     def sampled(self) -> tuple[Sequence, ...]:
         """The sequences that get a token from this step, in the order of the sampled rows."""
-        return tuple(row.sequence for row in (*self.decodes, *self.prefills) if row.sample)
+        return (
+            *(row.sequence for row in self.decodes if row.sample),
+            *(row.sequence for row in self.prefills if row.sample),
+        )
