@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGURATION = {"config", "sampling_params", "sequence", "capacity"}
+CONFIGURATION = {"config", "json_section", "sampling_params", "sequence", "capacity"}
 PLANNING = {"block_manager", "state_manager", "scheduler", "scheduled_batch"}
 MODEL_VIEW = {"ops.base", "config", "forward_batch", "cache"}
 
