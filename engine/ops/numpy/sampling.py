@@ -69,7 +69,8 @@ def masses(weights: F32) -> U64:
 
 def draw_id(row: F32, temperature: float, top_k: int, top_p: float, min_p: float, bits: int) -> int:
     """Draws one id from a finite row fp32 [N] with temperature > 0. `bits`: 64 random bits."""
-    weights = np.exp((row - row.max()) / np.float32(temperature), dtype=np.float32)
+    with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the largest
+        weights = np.exp((row - row.max()) / np.float32(temperature), dtype=np.float32)
     if 0 < top_k < len(row):
         weights[row < np.partition(row, -top_k)[-top_k]] = 0.0
     mass = masses(weights)
