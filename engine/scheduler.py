@@ -64,14 +64,6 @@ class _Step:
     admitted: list[Sequence] = field(default_factory=list)
     preempted: bool = False
 
-    def freeze(self) -> ScheduledBatch:
-        return ScheduledBatch(
-            decodes=tuple(self.decodes),
-            prefills=tuple(self.prefills),
-            block_updates=tuple(self.block_updates),
-            admitted=tuple(self.admitted),
-        )
-
 
 class Scheduler:
     """`max_num_seqs` lowers the number of running sequences below `capacity.num_state_slots`."""
@@ -79,8 +71,7 @@ class Scheduler:
     def __init__(self, capacity: Capacity, max_num_seqs: int | None = None) -> None:
         if max_num_seqs is not None and max_num_seqs < 1:
             raise ValueError(f"max_num_seqs: must be at least 1, got {max_num_seqs}")
-        for budget in (capacity.prefill_chunk, capacity.max_num_batched_tokens):
-            assert budget >= CHUNK_ALIGNMENT and budget % CHUNK_ALIGNMENT == 0
+        assert CHUNK_ALIGNMENT <= capacity.prefill_chunk <= capacity.max_num_batched_tokens
         self.capacity = capacity
         self._blocks = BlockManager(capacity.num_blocks)
         self._slots = StateManager(
@@ -96,6 +87,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a sequence has not ended, be it only that its last id is unread."""
         return bool(self._live)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Those that have not ended, in order of arrival."""
+        return list(self._live.values())
 
     @property
     def num_waiting(self) -> int:
@@ -151,12 +147,9 @@ class Scheduler:
         self._issued_last.clear()
 
         step = _Step()
-        num_prefilling = sum(seq.num_computed_tokens < len(seq.prompt_ids) for seq in self._running)
-        budget = (
-            self.capacity.max_num_batched_tokens
-            if num_prefilling == len(self._running)
-            else self.capacity.prefill_chunk
-        )
+        budget = self.capacity.max_num_batched_tokens
+        if not all(seq.num_computed_tokens < len(seq.prompt_ids) for seq in self._running):
+            budget = self.capacity.prefill_chunk
         # Preemption pops from the end of this list: never a sequence that has its row already.
         for seq in self._running:
             if seq.num_computed_tokens < len(seq.prompt_ids):
@@ -165,7 +158,12 @@ class Scheduler:
                 self._schedule_decode(seq, step)
         if not step.preempted:
             self._admit(budget, step)
-        return step.freeze()
+        return ScheduledBatch(
+            tuple(step.decodes),
+            tuple(step.prefills),
+            tuple(step.block_updates),
+            tuple(step.admitted),
+        )
 
     def update(
         self,
@@ -186,14 +184,9 @@ class Scheduler:
                 continue
             if token_id < 0:
                 self._finish(seq)
+                error = "the logits were not finite"
                 outputs.append(
-                    RequestOutput(
-                        seq.request_id,
-                        (),
-                        (),
-                        FinishReason.ERROR,
-                        error="the logits were not finite",
-                    )
+                    RequestOutput(seq.request_id, (), (), FinishReason.ERROR, None, error)
                 )
                 continue
             seq.output_ids.append(token_id)
@@ -205,14 +198,9 @@ class Scheduler:
             if finish_reason is not None:
                 self._finish(seq)
             entry = logprobs[row] if logprobs is not None else None
+            entries = () if entry is None else (entry,)
             outputs.append(
-                RequestOutput(
-                    seq.request_id,
-                    (token_id,),
-                    () if entry is None else (entry,),
-                    finish_reason,
-                    stop_id,
-                )
+                RequestOutput(seq.request_id, (token_id,), entries, finish_reason, stop_id)
             )
         return outputs
 
