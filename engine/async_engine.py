@@ -1,0 +1,344 @@
+"""AsyncEngine: the asyncio client of the engine's process.
+
+Owns the process handle, the socket, the open requests of this worker and the verdict on whether
+the engine is loading, ready, stuck or dead. Does not own text (output_processor) or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+
+import zmq
+import zmq.asyncio
+
+from . import messages as msg
+from .core_process import EngineProcess
+from .sampling_params import SamplingParams
+from .sequence import FinishReason, RequestOutput, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+STEP_TIMEOUT_S = 30.0  # work queued and no step for this long: the engine is stuck
+STATS_TIMEOUT_S = 5.0
+
+
+class EngineUnavailable(Exception):
+    """The engine is loading, draining, stuck or dead; the message says which."""
+
+
+class RequestRefused(Exception):
+    """The engine will not run this request."""
+
+    def __init__(self, status: int, message: str, param: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+
+
+class EngineRequest:
+    """An admitted request: iterate it for its outputs, `close` it when done in any way.
+
+    Outputs that are not yet taken are merged into one, so that a slow reader costs no more than
+    the request's own tokens. `wake` is set when there is something to take; requests that are
+    read together share one.
+    """
+
+    def __init__(self, engine: AsyncEngine, request_id: str, wake: asyncio.Event) -> None:
+        self.request_id = request_id
+        self._engine = engine
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._last: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._ended = False
+        self._wake = wake
+
+    def __aiter__(self) -> EngineRequest:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while True:
+            output = self.take()
+            if output is not None:
+                return output
+            if self._ended:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+
+    def take(self) -> RequestOutput | None:
+        """What has come since the last call, as one output. Raises EngineUnavailable, after the
+        last output, when the engine died or gave the request up."""
+        last, self._last = self._last, None
+        if not self._token_ids and last is None:
+            if self._error is not None:
+                raise self._error
+            return None
+        output = RequestOutput(
+            self.request_id,
+            tuple(self._token_ids),
+            tuple(self._logprobs),
+            last.finish_reason if last else None,
+            last.stop_id if last else None,
+            last.error if last else None,
+        )
+        self._token_ids.clear()
+        self._logprobs.clear()
+        return output
+
+    def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Aborts the request unless it has ended; `reason` STOP: its text hit a stop string."""
+        if not self._ended:
+            self._ended = True
+            self._engine._forget(self.request_id, reason)
+
+    def _push(self, output: RequestOutput) -> None:
+        self._token_ids.extend(output.token_ids)
+        self._logprobs.extend(output.logprobs)
+        if output.finish_reason is not None:
+            self._last = output
+            self._ended = True
+        self._wake.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._ended = True
+        self._wake.set()
+
+
+class AsyncEngine:
+    """One client of one engine process. Used from one event loop.
+
+    `facts` is set once the model is ready; `unavailable` says why nothing can be answered, if so.
+    """
+
+    def __init__(self, process: EngineProcess, step_timeout: float = STEP_TIMEOUT_S) -> None:
+        self.facts: msg.Ready | None = None
+        self.loading = msg.Loading("starting the engine", 0, 0)
+        self.draining = False
+        self.dead = asyncio.Event()
+        self.ready_or_dead = asyncio.Event()
+        self._process = process
+        self._step_timeout = step_timeout
+        self._death: str | None = None
+        self._heartbeat = msg.Heartbeat(0, time.monotonic(), False)
+        self._last_heard = time.monotonic()
+        self._stuck = False
+        self._admissions: dict[str, asyncio.Future[None]] = {}
+        self._open: dict[str, EngineRequest] = {}
+        self._stats: list[asyncio.Future[msg.EngineStats]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._context = zmq.asyncio.Context()
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Spawns the process and returns; loading goes on."""
+        self._process.start()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.set(zmq.RECONNECT_IVL, 20)  # ms, until the engine has bound its address
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(self._process.address)
+        self._send(msg.Hello())
+        asyncio.get_running_loop().add_reader(self._process.sentinel, self._on_exit)
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+
+    async def close(self) -> None:
+        """Ends the process, kindly when it is ready, and removes its files."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._process.sentinel)
+        self.fail_open_requests("the server is shutting down")
+        kind = self.facts is not None and self._death is None and not self._stuck
+        if kind:
+            await self._socket.send(msg.encode(msg.Shutdown()))
+        await asyncio.to_thread(self._process.stop, 5.0 if kind else 0.0)
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._socket.close()
+        self._context.term()
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why no request can be answered now, or None."""
+        if self.broken is not None:
+            return self.broken
+        if self.facts is None:
+            return f"the model is loading: {self.loading.stage}"
+        return "the server is draining" if self.draining else None
+
+    @property
+    def broken(self) -> str | None:
+        """Why the engine is dead or stuck, or None."""
+        if self._death is not None:
+            return self._death
+        return "the engine is stuck: it has work and makes no step" if self._stuck else None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        wake: asyncio.Event | None = None,
+    ) -> EngineRequest:
+        """Returns once the engine has admitted it. Raises RequestRefused, EngineUnavailable.
+
+        `request_id` must be new. Cancelling aborts the request.
+        """
+        if self.unavailable is not None:
+            raise EngineUnavailable(self.unavailable)
+        assert request_id not in self._admissions and request_id not in self._open
+        admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = EngineRequest(self, request_id, wake or asyncio.Event())
+        self._admissions[request_id] = admission
+        self._open[request_id] = request
+        self._send(msg.Add(request_id, prompt_ids, params))
+        try:
+            await admission
+        except asyncio.CancelledError:
+            request.close()
+            raise
+        return request
+
+    async def generate(
+        self, prompt_ids: list[int], params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        """`add` and iterate; leaving the iteration aborts the request."""
+        request = await self.add(request_id, prompt_ids, params)
+        try:
+            async for output in request:
+                yield output
+        finally:
+            request.close()
+
+    async def stats(self) -> msg.EngineStats:
+        """Raises EngineUnavailable, also when no answer comes."""
+        if self.broken is not None:
+            raise EngineUnavailable(self.broken)
+        future: asyncio.Future[msg.EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats.append(future)
+        self._send(msg.GetStats())
+        try:
+            return await asyncio.wait_for(future, STATS_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable("the engine does not answer") from None
+
+    def fail_open_requests(self, message: str) -> None:
+        """Ends every open request with an error and aborts it in the engine."""
+        for request_id, request in list(self._open.items()):
+            admission = self._admissions.get(request_id)
+            self._forget(request_id, FinishReason.ABORT)
+            request._fail(EngineUnavailable(message))
+            if admission is not None and not admission.done():
+                admission.set_exception(EngineUnavailable(message))
+        for future in self._stats:
+            if not future.done():
+                future.set_exception(EngineUnavailable(message))
+        self._stats.clear()
+
+    def _forget(self, request_id: str, reason: FinishReason) -> None:
+        self._admissions.pop(request_id, None)
+        self._open.pop(request_id, None)
+        if self._death is None:
+            self._send(msg.Abort(request_id, reason))
+
+    # ---- the socket ------------------------------------------------------------------------------
+
+    def _send(self, message: msg.Message) -> None:
+        """Never blocks: without a high-water mark a send is done when it returns."""
+        self._socket.send(msg.encode(message))
+
+    async def _receive(self) -> None:
+        while True:
+            self._handle(msg.decode_from_engine(await self._socket.recv()))
+            self._last_heard = time.monotonic()
+
+    def _handle(self, message: msg.EngineMessage) -> None:
+        match message:
+            case msg.StepOutputs():
+                for output in message.outputs:
+                    self._deliver(output)
+            case msg.Admitted():
+                admission = self._admissions.pop(message.request_id, None)
+                if admission is not None and not admission.done():
+                    admission.set_result(None)
+            case msg.Refused():
+                self._refused(message)
+            case msg.Heartbeat():
+                self._heartbeat = message
+            case msg.EngineStats():
+                if self._stats:
+                    future = self._stats.pop(0)
+                    if not future.done():
+                        future.set_result(message)
+            case msg.Loading():
+                self.loading = message
+            case msg.Ready():
+                self.facts = message
+                self.ready_or_dead.set()
+            case msg.Failed():
+                self._die(message.message)
+
+    def _refused(self, answer: msg.Refused) -> None:
+        admission = self._admissions.pop(answer.request_id, None)
+        self._open.pop(answer.request_id, None)
+        if admission is not None and not admission.done():
+            admission.set_exception(RequestRefused(answer.status, answer.message, answer.param))
+
+    def _deliver(self, output: RequestOutput) -> None:
+        request = self._open.get(output.request_id)
+        if request is None:
+            return
+        if output.finish_reason is not None:
+            del self._open[output.request_id]
+        request._push(output)
+
+    # ---- death and stuckness ---------------------------------------------------------------------
+
+    def _on_exit(self) -> None:
+        """The sentinel fired. A Failed message may still be in the socket and says more."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._process.sentinel)
+        code = self._process.exit_code
+        loop.call_later(0.2, self._die, f"the engine process ended (exit code {code})")
+
+    def _die(self, reason: str) -> None:
+        if self._death is None:
+            logger.error("engine: %s", reason)
+            self._death = reason
+            self.fail_open_requests(reason)
+            self.dead.set()
+            self.ready_or_dead.set()
+
+    async def _watch(self) -> None:
+        await self.ready_or_dead.wait()
+        timeout = self._step_timeout
+        while self._death is None:
+            await asyncio.sleep(min(1.0, timeout / 4))
+            was_stuck, self._stuck = self._stuck, self._is_stuck(timeout)
+            if self._stuck and not was_stuck:
+                logger.error("engine: no step for %.0f s with work queued", timeout)
+                self.fail_open_requests("the engine is stuck")
+            elif was_stuck and not self._stuck:
+                logger.warning("engine: makes steps again")
+
+    def _is_stuck(self, timeout: float) -> bool:
+        """The loop itself sends heartbeats, so silence says it does not return from a step."""
+        now = time.monotonic()
+        silent = now - self._last_heard > timeout
+        return silent or (
+            self._heartbeat.has_work and now - self._heartbeat.last_step_time > timeout
+        )

@@ -1,0 +1,9 @@
+"""The installed version, from the package's own metadata."""
+
+from __future__ import annotations
+
+
+def version() -> str:
+    from importlib import metadata
+
+    return metadata.version("deltaserve")

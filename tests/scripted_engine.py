@@ -1,0 +1,151 @@
+"""ScriptedEngine: stands in for LLMEngine where a test needs an engine that is slow, stuck or
+broken at a known moment. Prompts say what happens, and outputs follow from the prompt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from deltaserve.engine.capacity import Capacity
+from deltaserve.engine.core_process import Progress
+from deltaserve.engine.messages import EngineStats
+from deltaserve.engine.request_queue import QueueFullError, RequestTooLargeError
+from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.scheduled_batch import ScheduledBatch, ScheduledPrefill
+from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenLogprobs
+
+HANG, CRASH, ROW_ERROR = 1, 2, 3  # first prompt id: what the first step of it does
+VOCAB = 256
+
+
+def output_id(prompt_ids: Seq[int], n: int) -> int:
+    """The n-th output token: a printable ASCII byte of the tests' tokenizer."""
+    return 33 + (prompt_ids[-1] + n) % 90
+
+
+@dataclass(frozen=True)
+class Script:
+    """`step_s`: how long the pretended device takes. `load_s`: the same for each of two stages."""
+
+    step_s: float = 0.0
+    load_s: float = 0.0
+    load_error: str | None = None
+    max_running: int = 4
+    max_queue: int = 4
+    max_model_len: int = 512
+
+
+@dataclass
+class ScriptedEngine:
+    script: Script
+    running: dict[str, Sequence] = field(default_factory=dict)
+    waiting: dict[str, Sequence] = field(default_factory=dict)
+    recent_batches: list[ScheduledBatch] = field(default_factory=list)
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    vocab_limit: int = VOCAB
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(
+            num_blocks=64,
+            block_size=64,
+            num_state_slots=self.script.max_running,
+            max_model_len=self.script.max_model_len,
+            max_num_batched_tokens=512,
+            prefill_chunk=64,
+            max_queue=self.script.max_queue,
+        )
+
+    @property
+    def open_sequences(self) -> list[Sequence]:
+        return [*self.running.values(), *self.waiting.values()]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add_request(self, request_id: str, prompt_ids: Seq[int], params: SamplingParams) -> None:
+        total = len(prompt_ids) + params.max_tokens
+        if total > self.script.max_model_len:
+            raise RequestTooLargeError(f"{total} tokens, limit {self.script.max_model_len}")
+        if len(self.waiting) >= self.script.max_queue:
+            raise QueueFullError(f"{len(self.waiting)} requests are waiting")
+        self.waiting[request_id] = Sequence(request_id, tuple(prompt_ids), params)
+
+    def abort(self, request_id: str) -> None:
+        self.running.pop(request_id, None)
+        self.waiting.pop(request_id, None)
+
+    def step(self) -> list[RequestOutput]:
+        time.sleep(self.script.step_s)
+        self.num_steps += 1
+        outputs = [self._advance(sequence) for sequence in list(self.running.values())]
+        while self.waiting and len(self.running) < self.script.max_running:
+            sequence = self.waiting.pop(next(iter(self.waiting)))
+            self.running[sequence.request_id] = sequence
+            self.num_prompt_tokens += len(sequence.prompt_ids)
+            self._note(sequence)
+        return outputs
+
+    def _note(self, sequence: Sequence) -> None:
+        prefill = ScheduledPrefill(sequence, 0, 0, len(sequence.prompt_ids), True)
+        self.recent_batches = [*self.recent_batches, ScheduledBatch((), (prefill,), (), ())][-8:]
+
+    def _advance(self, sequence: Sequence) -> RequestOutput:
+        first = sequence.prompt_ids[0]
+        if first == HANG:
+            threading.Event().wait()
+        if first == CRASH:
+            raise RuntimeError("scripted failure")
+        if first == ROW_ERROR:
+            del self.running[sequence.request_id]
+            return RequestOutput(
+                sequence.request_id, (), (), FinishReason.ERROR, error="logits are not finite"
+            )
+        sequence.output_ids.append(output_id(sequence.prompt_ids, len(sequence.output_ids)))
+        self.num_generation_tokens += 1
+        done = len(sequence.output_ids) == sequence.params.max_tokens
+        if done:
+            del self.running[sequence.request_id]
+        logprobs = (
+            () if sequence.params.logprobs is None else (TokenLogprobs(-0.5, (1, 2), (-0.1, -0.2)),)
+        )
+        return RequestOutput(
+            sequence.request_id,
+            (sequence.output_ids[-1],),
+            logprobs,
+            FinishReason.LENGTH if done else None,
+        )
+
+    def stats(self) -> EngineStats:
+        running = len(self.running)
+        return EngineStats(
+            num_finished={},
+            num_running=running,
+            num_waiting=len(self.waiting),
+            num_blocks=64,
+            num_free_blocks=64 - running,
+            num_state_slots=self.script.max_running,
+            num_free_state_slots=self.script.max_running - running,
+            num_steps=self.num_steps,
+            num_preemptions=0,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def build_scripted_engine(script: Script, progress: Progress) -> ScriptedEngine:
+    for stage in ("reading", "planning"):
+        progress(stage, 0, 2)
+        time.sleep(script.load_s)
+    if script.load_error is not None:
+        raise ValueError(script.load_error)
+    return ScriptedEngine(script)
