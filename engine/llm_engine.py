@@ -9,22 +9,24 @@ most one submitted step is unread when `step` returns. It knows neither text nor
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections import deque
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
 from .device import Device
-from .loading import Progress, load_model
+from .model_loader import Progress, load_model_runner
 from .model_runner import LogitsHook, SubmittedStep
 from .sampling_params import SamplingParams
 from .scheduled_batch import ScheduledBatch
 from .scheduler import Scheduler
 from .sequence import RequestOutput, Sequence
 from .tokenizer import Tokenizer
+
+NUM_RECENT_BATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class EngineStats:
     num_free_state_slots: int
     num_steps: int
     num_preemptions: int
-    num_prompt_tokens: int
+    num_prompt_tokens: int  # each once, replays do not count
     num_generation_tokens: int
 
 
@@ -58,36 +60,118 @@ class LLMEngine:
         tokenizer: Tokenizer | None = None,
         device: Device | None = None,
         logits_hook: LogitsHook | None = None,
-    ) -> None: ...
-
-    @property
-    def capacity(self) -> Capacity: ...
-
-    @property
-    def model_config(self) -> ModelConfig: ...
-
-    @property
-    def vocab_limit(self) -> int:
-        """Prompt ids must be below it, sampled ids are."""
+    ) -> None:
+        tokenizer = tokenizer or Tokenizer(config.model_path)
+        self._runner = load_model_runner(
+            config, tokenizer.vocab_limit, progress=progress, device=device, logits_hook=logits_hook
+        )
+        self.model_config: ModelConfig = self._runner.model_config
+        self.capacity: Capacity = self._runner.capacity
+        self.vocab_limit: int = self._runner.vocab_limit
+        """Prompt ids must be below it; sampled ids are."""
+        self.end_ids = tokenizer.end_ids | frozenset(self.model_config.eos_token_ids)
+        self._scheduler = Scheduler(self.capacity)
+        self._in_flight: tuple[ScheduledBatch, SubmittedStep] | None = None
+        self._open: dict[str, Sequence] = {}
+        self._recent: deque[ScheduledBatch] = deque(maxlen=NUM_RECENT_BATCHES)
+        self._random = random.SystemRandom() if config.seed is None else random.Random(config.seed)
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to schedule or to read."""
+        return self._in_flight is not None or self._scheduler.has_work
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def open_sequences(self) -> list[Sequence]:
+        """Requests that have not ended, oldest first."""
+        return list(self._open.values())
+
+    @property
+    def recent_batches(self) -> list[ScheduledBatch]:
+        """The last steps, oldest first, for a crash dump."""
+        return list(self._recent)
 
     def add_request(
-        self, request_id: str, prompt_ids: Seq[int], params: SamplingParams
+        self, request_id: str, prompt_ids: SequenceOf[int], params: SamplingParams
     ) -> None:
-        """Queues a request. ValueError for what can never run, the scheduler's error for a full
-        queue. A seed is drawn when the parameters have none."""
+        """Queues a request; a seed is drawn when the parameters have none.
+
+        ValueError for what can never run (RequestTooLargeError where it does not fit), and
+        QueueFullError.
+        """
+        low, high = min(prompt_ids, default=0), max(prompt_ids, default=0)
+        if low < 0 or high >= self.vocab_limit:
+            raise ValueError(
+                f"the prompt has token id {low if low < 0 else high}; the model's ids are 0 to "
+                f"{self.vocab_limit - 1}"
+            )
+        sequence = Sequence(
+            request_id=request_id,
+            prompt_ids=tuple(prompt_ids),
+            params=params,
+            stop_ids=self.end_ids,
+            seed=self._random.getrandbits(64) if params.seed is None else params.seed,
+            arrival_time=time.monotonic(),
+        )
+        self._scheduler.add(sequence)
+        self._open[request_id] = sequence
 
     def abort(self, request_id: str) -> None:
-        """Forgets a request in whatever state; unknown or finished ids are no error."""
+        """Forgets a request in whatever state, with no output; ended or unknown ones are no error.
+
+        Its blocks and slot are free at once: whoever gets them runs after the step in flight.
+        """
+        self._scheduler.abort(request_id)
+        self._open.pop(request_id, None)
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step ahead and returns what the step before it gave: [] when nothing was in
-        flight. Raises what the device raised; the engine is of no use after that."""
+        """Submits a step and returns the outputs of the one before it, [] if none was in flight.
 
-    def stats(self) -> EngineStats: ...
+        Raises what the device raised; the engine is of no use after that.
+        """
+        previous, self._in_flight = self._in_flight, None
+        batch = self._scheduler.schedule()
+        if not batch.is_empty:
+            self._recent.append(batch)
+            self._in_flight = (batch, self._runner.submit(batch))
+            self._num_steps += 1
+            self._num_prompt_tokens += sum(
+                p.end - p.start for p in batch.prefills if not p.sequence.num_preemptions
+            )
+        if previous is None:
+            return []
+        read_batch, step = previous
+        tokens = step.wait()
+        outputs = self._scheduler.update(read_batch, tokens.token_ids, tokens.logprobs)
+        for output in outputs:
+            self._num_generation_tokens += len(output.token_ids)
+            if output.finish_reason is not None:
+                del self._open[output.request_id]
+        return outputs
+
+    def stats(self) -> EngineStats:
+        now, capacity = self._scheduler.stats, self.capacity
+        return EngineStats(
+            num_running=now.num_running,
+            num_waiting=now.num_waiting,
+            num_blocks=capacity.num_blocks,
+            num_free_blocks=capacity.num_blocks - now.num_blocks_used,
+            num_state_slots=capacity.num_state_slots,
+            num_free_state_slots=capacity.num_state_slots - now.num_slots_used,
+            num_steps=self._num_steps,
+            num_preemptions=now.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens,
+        )
 
     def close(self) -> None:
-        """Waits for the step in flight and frees the device."""
+        """Waits for the step in flight and frees the device. Idempotent."""
+        self._in_flight = None
+        self._runner.close()

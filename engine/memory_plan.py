@@ -1,0 +1,141 @@
+"""The memory plan: what goes where, decided once at start from free memory, and the Capacity of it.
+
+Sizes are computed here from the shapes in `cache` and `models.weights_layout`; nothing is allocated
+here. This is the plan of the CPU device: activations are float32 and memory is the host's, which
+others use too, so of what the weights and buffers leave the KV blocks get at most half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .capacity import Capacity
+from .config import EngineConfig, ModelConfig
+from .ops.base import CONV_RING
+
+SEQ_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of running sequences to choose from; more than the last only make a CPU step longer."""
+
+STATE_SHARE = 0.4
+KV_SHARE = 0.5
+"""Of what the weights and buffers leave: state slots at most, then of the rest the KV blocks."""
+
+_ITEM = 4  # bytes of a float32 or an int32
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`rows`: (what, bytes), in the order they are allocated."""
+
+    capacity: Capacity
+    rows: tuple[tuple[str, int], ...]
+    available: int
+
+    def table(self) -> str:
+        """The plan for people: one line a row, sizes in MiB."""
+        c = self.capacity
+        rows = [*self.rows, ("total", sum(size for _, size in self.rows))]
+        rows.append(("available", self.available))
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {size / 2**20:>10,.1f} MiB" for name, size in rows]
+        lines.append(
+            f"{c.num_state_slots} sequences at once, {c.num_blocks} blocks of {c.block_size} tokens,"
+            f" {c.max_model_len} tokens a sequence, steps of {c.max_num_batched_tokens} prompt tokens"
+            f" ({c.prefill_chunk} beside decoding)"
+        )
+        return "\n".join(lines)
+
+
+def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> MemoryPlan:
+    """Decides the Capacity for `available` bytes of host memory.
+
+    Raises ValueError, with the numbers, where the model or what the config asks for does not fit.
+    """
+    limit = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ValueError(
+            f"max_model_len: {config.max_model_len} is over the model's {limit} positions"
+        )
+    wanted_len = config.max_model_len or limit
+
+    weights = weight_bytes(model)
+    activations = activation_bytes(model, config.max_num_batched_tokens)
+    left = available - weights - activations
+    slot = slot_bytes(model) + row_bytes(model) + _ITEM * -(-wanted_len // config.block_size)
+    num_seqs = config.max_num_seqs or max(
+        (n for n in SEQ_BUCKETS if n * slot <= STATE_SHARE * left), default=1
+    )
+    left -= num_seqs * slot
+    block = max(1, block_bytes(model, config.block_size))
+    blocks_per_seq = -(-wanted_len // config.block_size)
+    kv_memory = config.kv_cache_memory
+    if kv_memory is None:
+        num_blocks = min(int(left * KV_SHARE) // block, num_seqs * blocks_per_seq)
+    else:
+        num_blocks = kv_memory // block
+    if num_blocks < 1 or left < num_blocks * block:
+        needed = weights + activations + num_seqs * slot + max(num_blocks, 1) * block
+        what = "available memory" if kv_memory is None or num_blocks else "kv_cache_memory"
+        raise ValueError(
+            f"{what}: too small. The model needs {_gib(needed)} (weights {_gib(weights)}, "
+            f"activations {_gib(activations)}, {num_seqs} sequences {_gib(num_seqs * slot)}, KV "
+            f"blocks of {block} bytes); {_gib(available)} is available"
+        )
+    if config.max_model_len is not None and num_blocks < blocks_per_seq:
+        raise ValueError(
+            f"max_model_len: {config.max_model_len} tokens take {blocks_per_seq} blocks of "
+            f"{config.block_size} and there is room for {num_blocks}; the limit is "
+            f"{num_blocks * config.block_size}"
+        )
+    capacity = Capacity(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_state_slots=num_seqs,
+        max_model_len=min(wanted_len, num_blocks * config.block_size),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefill_chunk=config.prefill_chunk,
+        max_queue=config.max_queue,
+    )
+    rows = (
+        ("weights", weights),
+        ("activations", activations),
+        ("logits", num_seqs * row_bytes(model)),
+        ("state slots and tables", num_seqs * (slot - row_bytes(model))),
+        ("KV blocks", num_blocks * block),
+    )
+    return MemoryPlan(capacity, rows, available)
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    h, mlp = model.hidden_size, 3 * model.hidden_size * model.intermediate_size
+    attention = h * (model.attention_in_size + model.num_query_heads * model.head_dim)
+    attention += 2 * model.head_dim
+    delta_net = h * (model.linear_in_size + model.value_size) + CONV_RING * model.conv_channels
+    delta_net += 2 * model.num_value_heads + model.value_head_dim
+    num_attention = model.layer_types.count("full_attention")
+    elements = num_attention * attention + (model.num_layers - num_attention) * delta_net
+    elements += model.num_layers * (mlp + 2 * h) + h
+    elements += model.vocab_size * h * (1 if model.tie_word_embeddings else 2)
+    return _ITEM * elements
+
+
+def slot_bytes(model: ModelConfig) -> int:
+    """The recurrent and conv state of one sequence."""
+    state = model.num_value_heads * model.key_head_dim * model.value_head_dim
+    conv = CONV_RING * model.conv_channels
+    return _ITEM * model.layer_types.count("linear_attention") * (state + conv)
+
+
+def block_bytes(model: ModelConfig, block_size: int) -> int:
+    """Keys and values of one block in all full-attention layers."""
+    tokens = 2 * model.num_kv_heads * block_size * model.head_dim
+    return _ITEM * model.layer_types.count("full_attention") * tokens
+
+
+def row_bytes(model: ModelConfig) -> int:
+    """One row of logits."""
+    return _ITEM * model.vocab_size
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
