@@ -28,6 +28,10 @@ class Device(Protocol):
     def upload(self, host: Any) -> Array:
         """Host numpy array -> device array (ordered with submitted work)."""
 
+    def write_rows(self, host: Any, array: Array, start: int) -> None:
+        """array[start : start + len(host)] = host, for loading weights. `host` has the array's
+        dtype, or is bf16 for an fp32 array. The caller may change it afterwards."""
+
     def download(self, array: Array, out: Any) -> None:
         """Device array -> host numpy array `out` of its shape, within submitted work."""
 
