@@ -1,9 +1,9 @@
 """ScheduledBatch -> the index arrays a forward pass needs.
 
 This module states what each array means; it owns none of the caches. Arrays are int32 unless said.
-`Array` is numpy on the CPU and cupy on CUDA: the `build_*` functions make numpy arrays from what the
-scheduler said, and pass each through `upload` (`Device.upload`). They read the sequences' block
-tables, so they run before the scheduler is touched again.
+`Array` is numpy on the CPU and cupy on CUDA: the `build_*` functions make numpy arrays from what
+the scheduler said, and pass each through `upload` (`Device.upload`). They read the sequences'
+block tables, so they run before the scheduler is touched again.
 """
 
 from __future__ import annotations
@@ -158,9 +158,7 @@ def build_sample_batch(
     batch: ScheduledBatch, params: SampleParams, vocab_limit: int, upload: Upload
 ) -> SampleBatch | None:
     """None when no row of the step is sampled. The order of rows is that of `batch.sampled`."""
-    rows = [
-        (row, d.state_slot, d.position + 1) for row, d in enumerate(batch.decodes) if d.sample
-    ]
+    rows = [(row, d.state_slot, d.position + 1) for row, d in enumerate(batch.decodes) if d.sample]
     first = len(batch.decodes)
     ends = (p for p in batch.prefills if p.sample)
     rows += [(first + i, p.state_slot, p.end) for i, p in enumerate(ends)]

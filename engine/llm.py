@@ -116,7 +116,7 @@ class LLM:
             raise ValueError(f"params: {len(params)} of them for {len(prompts)} prompts")
         requests = []
         for prompt, own_params in zip(prompts, params, strict=True):
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            ids = self._prompt_ids(prompt)
             requests.append(
                 _Request(
                     f"llm-{next(self._request_ids)}",
@@ -126,6 +126,9 @@ class LLM:
                 )
             )
         return requests
+
+    def _prompt_ids(self, prompt: str | SequenceOf[int]) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def close(self) -> None:
         self.engine.close()

@@ -39,9 +39,9 @@ class MemoryPlan:
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {size / 2**20:>10,.1f} MiB" for name, size in rows]
         lines.append(
-            f"{c.num_state_slots} sequences at once, {c.num_blocks} blocks of {c.block_size} tokens,"
-            f" {c.max_model_len} tokens a sequence, steps of {c.max_num_batched_tokens} prompt tokens"
-            f" ({c.prefill_chunk} beside decoding)"
+            f"{c.num_state_slots} sequences at once, {c.num_blocks} blocks of {c.block_size} "
+            f"tokens, {c.max_model_len} tokens a sequence, steps of {c.max_num_batched_tokens} "
+            f"prompt tokens ({c.prefill_chunk} beside decoding)"
         )
         return "\n".join(lines)
 
@@ -77,9 +77,9 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
         needed = weights + activations + num_seqs * slot + max(num_blocks, 1) * block
         what = "available memory" if kv_memory is None or num_blocks else "kv_cache_memory"
         raise ValueError(
-            f"{what}: too small. The model needs {_gib(needed)} (weights {_gib(weights)}, "
-            f"activations {_gib(activations)}, {num_seqs} sequences {_gib(num_seqs * slot)}, KV "
-            f"blocks of {block} bytes); {_gib(available)} is available"
+            f"{what}: too small. The model needs {_size(needed)} (weights {_size(weights)}, "
+            f"activations {_size(activations)}, {num_seqs} sequences {_size(num_seqs * slot)}, KV "
+            f"blocks of {block} bytes); {_size(available)} is available"
         )
     if config.max_model_len is not None and num_blocks < blocks_per_seq:
         raise ValueError(
@@ -119,6 +119,14 @@ def weight_bytes(model: ModelConfig) -> int:
     return _ITEM * elements
 
 
+def activation_bytes(model: ModelConfig, num_tokens: int) -> int:
+    """What `models.qwen3_5.allocate_buffers` takes for steps of `num_tokens`."""
+    linear = model.linear_in_size + model.conv_channels + 2 * model.value_size
+    attention = model.attention_in_size + 2 * model.num_query_heads * model.head_dim
+    widest = max(linear, attention, model.intermediate_size)
+    return _ITEM * num_tokens * (3 * model.hidden_size + widest)
+
+
 def slot_bytes(model: ModelConfig) -> int:
     """The recurrent and conv state of one sequence."""
     state = model.num_value_heads * model.key_head_dim * model.value_head_dim
@@ -137,5 +145,5 @@ def row_bytes(model: ModelConfig) -> int:
     return _ITEM * model.vocab_size
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
+def _size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 1 << 30 else f"{size / 2**20:.1f} MiB"

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .cache import Cache
 from .capacity import Capacity
+from .config import ModelConfig
 from .device import Device, Pending
 from .forward_batch import (
     SampleBatch,
@@ -98,7 +98,7 @@ class ModelRunner:
         device: Device,
         cache: Cache,
         capacity: Capacity,
-        vocab_size: int,
+        model_config: ModelConfig,
         vocab_limit: int,
         logits_hook: LogitsHook | None = None,
     ) -> None:
@@ -106,12 +106,13 @@ class ModelRunner:
         self._ops = ops
         self._device = device
         self._cache = cache
-        self._capacity = capacity
-        self._vocab_limit = min(vocab_limit, vocab_size)
+        self.capacity = capacity
+        self.model_config = model_config
+        self.vocab_limit = min(vocab_limit, model_config.vocab_size)
         self._logits_hook = logits_hook
         self._sampler = Sampler(capacity.num_state_slots, device)
         rows = capacity.num_state_slots
-        self._logits = device.empty((rows, vocab_size), "float32")
+        self._logits = device.empty((rows, model_config.vocab_size), "float32")
         self._out_ids = device.empty((rows,), "int32")
         self._out_logprobs = device.empty((rows,), "float32")
         self._out_top_ids = device.empty((rows, MAX_LOGPROBS), "int32")
@@ -127,11 +128,11 @@ class ModelRunner:
         params_update = self._sampler.prepare(batch.admitted)
         decode = build_decode_batch(batch.decodes, upload) if batch.decodes else None
         prefill = (
-            build_prefill_batch(batch.prefills, self._capacity.block_size, upload)
+            build_prefill_batch(batch.prefills, self.capacity.block_size, upload)
             if batch.prefills
             else None
         )
-        sample = build_sample_batch(batch, self._sampler.params, self._vocab_limit, upload)
+        sample = build_sample_batch(batch, self._sampler.params, self.vocab_limit, upload)
         sampled = batch.sampled
         want_logprobs = any(sequence.params.logprobs is not None for sequence in sampled)
         outputs = self._host_outputs[self._num_submitted % 2]
@@ -177,6 +178,10 @@ class ModelRunner:
             download(self._out_logprobs[:n], outputs.logprobs[:n])
             download(self._out_top_ids[:n], outputs.top_ids[:n])
             download(self._out_top_logprobs[:n], outputs.top_logprobs[:n])
+
+    def close(self) -> None:
+        """Waits for submitted work and ends the device's stream."""
+        self._device.close()
 
 
 def _hook_rows(batch: ScheduledBatch) -> list[tuple[str, int]]:

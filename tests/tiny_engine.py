@@ -1,4 +1,4 @@
-"""Engines over tiny random checkpoints, and a device that holds work back, for the engine's tests."""
+"""Engines over tiny random checkpoints, and a device that holds work back, for tests."""
 
 from __future__ import annotations
 
