@@ -150,14 +150,16 @@ class AsyncEngine:
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     async def close(self) -> None:
-        """Ends the process, kindly when it is ready, and removes its files."""
+        """Ends the process and removes its files. One that loads or is stuck cannot listen and is
+        killed; one that failed is on its way out."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._process.sentinel)
         self.fail_open_requests("the server is shutting down")
-        kind = self.facts is not None and self._death is None and not self._stuck
-        if kind:
-            await self._socket.send(msg.encode(msg.Shutdown()))
-        await asyncio.to_thread(self._process.stop, 5.0 if kind else 0.0)
+        listens = self.facts is not None and self._death is None and not self._stuck
+        if listens:
+            self._send(msg.Shutdown())
+        ends_itself = listens or self._death is not None
+        await asyncio.to_thread(self._process.stop, 5.0 if ends_itself else 0.0)
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -312,8 +314,10 @@ class AsyncEngine:
         """The sentinel fired. A Failed message may still be in the socket and says more."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._process.sentinel)
-        code = self._process.exit_code
-        loop.call_later(0.2, self._die, f"the engine process ended (exit code {code})")
+        loop.call_later(0.2, self._exited)
+
+    def _exited(self) -> None:
+        self._die(f"the engine process ended (exit code {self._process.exit_code})")
 
     def _die(self, reason: str) -> None:
         if self._death is None:

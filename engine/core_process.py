@@ -112,7 +112,10 @@ class EngineLoop:
         self._broadcast(self._status)
 
     def fail(self, message: str) -> None:
+        """Tells every client; the first one may still be about to connect."""
         self._status = msg.Failed(message)
+        if not self._clients:
+            self._socket.poll(2000)
         self._read_messages()
         self._broadcast(self._status)
 

@@ -35,6 +35,7 @@ class RequestLog:
         request_id = _given_id(scope) or uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        path = scope["raw_path"].decode("ascii", "replace")  # undecoded: no line breaks in it
         began = time.monotonic()
         status: int | None = None
         complete = False
@@ -60,12 +61,12 @@ class RequestLog:
             error = ApiError(500, f"internal error; the request id is {request_id}")
             await error.response()(scope, receive, send_noting)
         finally:
-            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            level = logging.DEBUG if path in _QUIET else logging.INFO
             logger.log(
                 level,
-                "%s %s %d %.1f ms id=%s %s",
+                "%s %s %d %.1f ms id=%s%s",
                 scope["method"],
-                scope["path"],
+                path,
                 status if complete and status is not None else CLIENT_CLOSED,
                 (time.monotonic() - began) * 1e3,
                 request_id,

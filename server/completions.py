@@ -243,6 +243,6 @@ def _note(request: Request, answer: _Answer, finish_reason: str | None) -> None:
     """For the access log: numbers, no text."""
     usage = answer.usage()
     request.state.summary = (
-        f"prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens} "
+        f" prompt_tokens={usage.prompt_tokens} completion_tokens={usage.completion_tokens} "
         f"finish_reason={finish_reason}"
     )

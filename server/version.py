@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+import functools
+
+
+@functools.cache
 def version() -> str:
     from importlib import metadata
 
