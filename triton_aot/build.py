@@ -1,0 +1,186 @@
+"""Compiles the kernels of triton_aot/kernels and cuda/ to cubins and one manifest.
+
+    python triton_aot/build.py [--arch sm_90 ...] [--candidates] [--jobs 2] [--out DIR]
+
+Without --arch: every architecture. Needs no GPU and no torch. What is up to date, by a hash of
+sources and compilers, is kept. Fails, after naming every such kernel, where one needs more shared
+memory than its architecture has, or keeps registers in memory.
+
+manifest.json:
+
+    compilers   name -> version
+    archs       arch -> kernels      name -> file, function, signature (in launch order, without
+                                     constants), constants, threads, shared (bytes), registers,
+                                     stack, global_scratch (bytes a program), hash
+                     -> gemm_tiles   see gemm_tiles.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# Our own hashes decide what is compiled; Triton's cache would only keep a second copy.
+os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp(prefix="triton-build-"))
+os.environ.pop("TRITON_INTERPRET", None)
+
+import compile_cuda
+import compile_triton
+from architectures import MAX_SHARED
+from gemm_tiles import read_table
+from variants import Variant, all_variants
+
+HERE = Path(__file__).resolve().parent
+MANIFEST_FORMAT = 1
+MAX_STACK = 16
+"""Bytes a thread: a few are spent on addresses of descriptors, more are spilled registers."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cubin. `subject`: a Triton variant, or the name of a .cu file."""
+
+    arch: str
+    subject: Variant | str
+    hash: str
+
+    @property
+    def name(self) -> str:
+        return self.subject if isinstance(self.subject, str) else self.subject.name
+
+    @property
+    def file(self) -> str:
+        return f"cubins/{self.arch}/{self.name.removesuffix('.cu')}.cubin"
+
+
+def run(job: Job, out: Path) -> dict[str, dict[str, Any]]:
+    """Compiles one cubin, writes it, and returns its manifest entries by name."""
+    if isinstance(job.subject, str):
+        cubin, entries = compile_cuda.compile_file(job.subject, job.arch)
+    else:
+        cubin, entry = compile_triton.compile_variant(job.subject, job.arch)
+        entries = {job.name: entry}
+    path = out / job.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cubin)
+    return {name: {"file": job.file, **e, "hash": job.hash} for name, e in entries.items()}
+
+
+def digest(*parts: str | bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()[:32]
+
+
+def plan(arch: str, candidates: bool, compilers: dict[str, str]) -> Iterator[Job]:
+    """Everything to be compiled for an architecture. The hash of a cubin covers its source, what
+    the source includes, the code here that compiles it, and the compilers."""
+    tools = json.dumps(compilers, sort_keys=True)
+    headers = b"".join(p.read_bytes() for p in sorted((compile_cuda.CUDA / "include").glob("*")))
+    how = (HERE / "compile_cuda.py").read_bytes()
+    for path in sorted(compile_cuda.CUDA.glob("*.cu")):
+        yield Job(arch, path.name, digest(arch, tools, how, headers, path.read_bytes()))
+    how = (HERE / "compile_triton.py").read_bytes()
+    for variant in all_variants(arch, candidates):
+        source = (HERE / "kernels" / f"{variant.module}.py").read_bytes()
+        fields = asdict(variant) | {"aligned": sorted(variant.aligned)}
+        yield Job(arch, variant, digest(arch, tools, how, source, json.dumps(fields)))
+
+
+def complaints(arch: str, kernels: dict[str, dict[str, Any]]) -> list[str]:
+    found = []
+    for name, kernel in sorted(kernels.items()):
+        if kernel["shared"] > MAX_SHARED[arch]:
+            found.append(
+                f"{arch} {name}: {kernel['shared']} bytes of shared memory, has {MAX_SHARED[arch]}"
+            )
+        if kernel.get("spills", 0) or kernel["stack"] > MAX_STACK:
+            found.append(f"{arch} {name}: {kernel['stack']} bytes of registers in memory")
+    return found
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return manifest if manifest.get("format") == MANIFEST_FORMAT else {}
+
+
+def build(archs: list[str], out: Path, candidates: bool, jobs: int) -> list[str]:
+    """Brings `out` up to date for `archs`; keeps other architectures. Returns what is wrong."""
+    compilers = compile_triton.versions() | compile_cuda.versions()
+    old = read_manifest(out)
+    known = old.get("archs", {}) if old.get("compilers") == compilers else {}
+    manifest = {"format": MANIFEST_FORMAT, "compilers": compilers, "archs": dict(known)}
+    work: dict[str, list[Job]] = {}
+    kept: dict[str, dict[str, Any]] = {}
+    for arch in archs:
+        entries = known.get(arch, {}).get("kernels", {})
+        planned = list(plan(arch, candidates, compilers))
+        current = {job.hash for job in planned}
+        kept[arch] = {
+            name: entry
+            for name, entry in entries.items()
+            if entry["hash"] in current and (out / entry["file"]).exists()
+        }
+        done = {entry["hash"] for entry in kept[arch].values()}
+        work[arch] = [job for job in planned if job.hash not in done]
+    total = sum(map(len, work.values()))
+    print(f"{total} cubins to compile, {sum(map(len, kept.values()))} kernels up to date")
+    wrong = []
+    with ProcessPoolExecutor(max(1, min(jobs, total))) as pool:
+        for arch in archs:
+            began = time.monotonic()
+            kernels = dict(kept[arch])
+            futures = [(job, pool.submit(run, job, out)) for job in work[arch]]
+            for job, future in futures:
+                try:
+                    kernels.update(future.result())
+                except Exception as error:  # a kernel that does not compile: name it, go on
+                    wrong.append(f"{arch} {job.name}: {type(error).__name__}: {error}")
+            wrong += complaints(arch, kernels)
+            manifest["archs"][arch] = {
+                "kernels": dict(sorted(kernels.items())),
+                "gemm_tiles": read_table(arch),
+            }
+            print(f"{arch}: {len(kernels)} kernels, {time.monotonic() - began:.1f} s", flush=True)
+    remove_strays(out, manifest)
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    return wrong
+
+
+def remove_strays(out: Path, manifest: dict[str, Any]) -> None:
+    """Cubins that no kernel of the manifest lies in."""
+    files = {e["file"] for a in manifest["archs"].values() for e in a["kernels"].values()}
+    for path in (out / "cubins").glob("*/*.cubin"):
+        if path.relative_to(out).as_posix() not in files:
+            path.unlink()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", action="append", choices=sorted(MAX_SHARED), help="repeatable")
+    parser.add_argument("--candidates", action="store_true", help="GEMM tiles to tune among, too")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=HERE)
+    options = parser.parse_args()
+    wrong = build(options.arch or [*MAX_SHARED], options.out, options.candidates, options.jobs)
+    print("\n".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Which GEMM tile serves which shape: reads tiles/*.json, names the tiles, knows no kernel.
+
+A tile is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N counts weight
+rows. A form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
+
+tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
+
+    buckets    upper ends of M; a row of tiles has one tile for each, and one for larger M
+    default    form -> "narrow" or "wide" -> row of tiles;  wide is N >= wide_from
+    shapes     "<form>:<N>x<K>" -> row of tiles; tools/tune_gemm.py measures and writes these
+    segments   how `linear_partials` cuts K: the largest power of two S with
+               ceil(N / tile) * S <= max_programs and K / S >= min_length; "shapes" overrides
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMS = ("bf16", "fp32", "silu_mul")
+
+TABLES = {
+    "sm_80": "ampere",
+    "sm_86": "small_shared",
+    "sm_89": "small_shared",
+    "sm_90": "sm_90",
+    "sm_100": "blackwell",
+    "sm_103": "blackwell",
+    "sm_120": "small_shared",
+    "sm_121": "small_shared",
+}
+
+_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)")
+
+
+@dataclass(frozen=True)
+class Tile:
+    kernel: str  # stream or persistent
+    block_n: int
+    block_m: int
+    block_k: int
+    stages: int
+    warps: int
+
+    @classmethod
+    def parse(cls, name: str) -> Tile:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"no GEMM tile is named {name!r}")
+        return cls(match[1], *map(int, match.groups()[1:]))
+
+    @property
+    def name(self) -> str:
+        blocks = f"{self.block_n}x{self.block_m}x{self.block_k}"
+        return f"{self.kernel}_{blocks}_s{self.stages}_w{self.warps}"
+
+
+def read_table(arch: str) -> dict[str, Any]:
+    """The table of an architecture; ValueError where a row does not have a tile for each bucket."""
+    path = Path(__file__).parent / "tiles" / f"{TABLES[arch]}.json"
+    table: dict[str, Any] = json.loads(path.read_text())
+    for form, row in rows(table):
+        if form not in FORMS or len(row) != len(table["buckets"]) + 1:
+            raise ValueError(
+                f"{path.name}: a row of {form} needs {len(table['buckets']) + 1} tiles"
+            )
+        for name in row:
+            Tile.parse(name)
+    return table
+
+
+def rows(table: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """(form, row of tile names) of every row of a table."""
+    found = [(form, row) for form, widths in table["default"].items() for row in widths.values()]
+    return found + [(shape.partition(":")[0], row) for shape, row in table["shapes"].items()]
+
+
+def used_tiles(table: dict[str, Any]) -> set[tuple[str, str]]:
+    """(form, tile name) of every kernel that a table can choose."""
+    return {(form, name) for form, row in rows(table) for name in row}
