@@ -108,15 +108,14 @@ class LLM:
     def _make_requests(
         self, prompts: Prompts, params: SamplingParams | SequenceOf[SamplingParams] | None
     ) -> list[_Request]:
-        if isinstance(prompts, str):
-            prompts = [prompts]
+        items: list[str | SequenceOf[int]] = [prompts] if isinstance(prompts, str) else [*prompts]
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"params: {len(params)} of them for {len(prompts)} prompts")
+            params = [params or SamplingParams()] * len(items)
+        if len(params) != len(items):
+            raise ValueError(f"params: {len(params)} of them for {len(items)} prompts")
         requests = []
-        for prompt, own_params in zip(prompts, params, strict=True):
-            ids = self._prompt_ids(prompt)
+        for prompt, own_params in zip(items, params, strict=True):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             requests.append(
                 _Request(
                     f"llm-{next(self._request_ids)}",
@@ -126,9 +125,6 @@ class LLM:
                 )
             )
         return requests
-
-    def _prompt_ids(self, prompt: str | SequenceOf[int]) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def close(self) -> None:
         self.engine.close()

@@ -16,6 +16,11 @@ from .ops.base import CONV_RING
 SEQ_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of running sequences to choose from; more than the last only make a CPU step longer."""
 
+MAX_BATCHED_TOKENS = 256
+MAX_PREFILL_CHUNK = 128
+"""Caps on the budgets of a step. The CPU is no faster at larger ones, and a step is how long an
+abort, a new request or the next token of a running one waits."""
+
 STATE_SHARE = 0.4
 KV_SHARE = 0.5
 """Of what the weights and buffers leave: state slots at most, then of the rest the KV blocks."""
@@ -59,7 +64,8 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
     wanted_len = config.max_model_len or limit
 
     weights = weight_bytes(model)
-    activations = activation_bytes(model, config.max_num_batched_tokens)
+    max_num_batched_tokens = min(config.max_num_batched_tokens, MAX_BATCHED_TOKENS)
+    activations = activation_bytes(model, max_num_batched_tokens)
     left = available - weights - activations
     slot = slot_bytes(model) + row_bytes(model) + _ITEM * -(-wanted_len // config.block_size)
     num_seqs = config.max_num_seqs or max(
@@ -92,8 +98,8 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
         block_size=config.block_size,
         num_state_slots=num_seqs,
         max_model_len=min(wanted_len, num_blocks * config.block_size),
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        prefill_chunk=config.prefill_chunk,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefill_chunk=min(config.prefill_chunk, MAX_PREFILL_CHUNK),
         max_queue=config.max_queue,
     )
     rows = (
