@@ -33,7 +33,7 @@ def read_entries(model_dir: Path) -> dict[str, TensorEntry]:
         return read_header(single)
     if not index.exists():
         found = sorted(path.name for path in model_dir.glob("*.safetensors"))
-        shards = f" (only {show(', '.join(found))})" if found else ""
+        shards = f", only {show(found[0])}{_and_more(found)}" if found else ""
         raise CheckpointError(f"{model_dir}: neither {SINGLE_NAME} nor {INDEX_NAME} there{shards}")
     return _read_shards(index)
 
@@ -74,6 +74,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
             or PurePosixPath(file).name != file
             or not file.isprintable()
             or "\\" in file
+            or len(file) > 255
         ):
             raise CheckpointError(
                 f"{index}: {show(name)}: expected the name of a .safetensors file beside the"

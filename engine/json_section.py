@@ -91,4 +91,4 @@ def expected(what: str, found: Any) -> str:
 def show(value: Any) -> str:
     """A JSON value on one line, cut short."""
     text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= 120 else text[:117] + "..."
