@@ -27,10 +27,13 @@ serve: $(VENV)/.installed-serve$(CUDA)  ## serve MODEL=DIR (default: the demo mo
 	$(BIN)/deltaserve serve --model-path $(MODEL) $(ARGS)
 
 test: $(VENV)/.installed-test  ## the tests that need neither a GPU nor torch
-	$(BIN)/python -m pytest -m 'not gpu and not hf' $(ARGS)
+	$(BIN)/python -m pytest -m 'not gpu and not hf and not aot' $(ARGS)
 
 test-hf: $(VENV)/.installed-test-hf  ## the comparisons with transformers on CPU torch
-	$(BIN)/python -m pytest -m 'hf and not gpu' $(ARGS)
+	$(BIN)/python -m pytest -m 'hf and not gpu and not aot' $(ARGS)
+
+test-aot: $(VENV)/.installed-test-aot  ## the Triton kernels in Triton's interpreter, on the CPU
+	$(BIN)/python -m pytest -m aot $(ARGS)
 
 test-gpu: $(VENV)/.installed-test-gpu$(CUDA)  ## the tests that need an NVIDIA GPU
 	@nvidia-smi >/dev/null || { echo 'make test-gpu needs an NVIDIA GPU' >&2; exit 1; }
@@ -60,6 +63,7 @@ $(eval $(call install,test-hf,test-hf))
 $(eval $(call install,test-gpu$(CUDA),test-hf $(CUDA)))
 $(eval $(call install,dev,dev))
 $(eval $(call install,aot,aot $(or $(CUDA),cuda12)))
+$(eval $(call install,test-aot,test-hf aot))
 
 # The packages under their installed names, for mypy (see pyproject.toml).
 build/mypy/deltaserve:
@@ -70,4 +74,4 @@ build/mypy/deltaserve:
 # pip installs into one environment at a time.
 .NOTPARALLEL:
 
-.PHONY: help serve test test-hf test-gpu lint bench aot clean
+.PHONY: help serve test test-hf test-aot test-gpu lint bench aot clean
