@@ -107,10 +107,16 @@ def log_softmax(row: np.ndarray) -> np.ndarray:
 )  # fmt: skip
 def test_philox_known_answers(counter: str, key: str, expected: str) -> None:
     """The vectors published with Random123."""
-    words = [np.array([int(w, 16)], np.uint64) for w in counter.split()]
-    low, high = (int(w, 16) for w in key.split())
-    out = sampling.philox_4x32(np.array([low | high << 32], np.uint64), tuple(words))  # type: ignore[arg-type]
-    assert [int(w[0]) for w in out] == [int(w, 16) for w in expected.split()]
+
+    def words(text: str) -> list[int]:
+        return [int(word, 16) for word in text.split()]
+
+    def column(*values: int) -> np.ndarray:
+        return np.array(values, np.uint64)[:, None]
+
+    c = words(counter)
+    even, odd = sampling.philox_4x32(column(*words(key)), column(c[0], c[2]), column(c[1], c[3]))
+    assert [int(w[0]) for w in (even[0], odd[0], even[1], odd[1])] == words(expected)
 
 
 def test_random_bits_depend_on_seed_and_position() -> None:

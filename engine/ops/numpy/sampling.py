@@ -35,31 +35,33 @@ U64 = npt.NDArray[np.uint64]
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
-_PHILOX_M0 = np.uint64(0xD2511F53)
-_PHILOX_M1 = np.uint64(0xCD9E8D57)
-_PHILOX_W0 = 0x9E3779B9
-_PHILOX_W1 = 0xBB67AE85
+_PHILOX_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
+_PHILOX_KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64)
 
 
-def philox_4x32(key: U64, counter: tuple[U64, U64, U64, U64]) -> tuple[U64, U64, U64, U64]:
-    """Ten rounds of Philox-4x32. key uint64 [B] (low word first); four counter words, each in the
-    low half of a uint64 [B]; returns four words likewise."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key & _LOW, key >> _SHIFT
-    for round_index in range(10):
-        if round_index:
-            k0 = (k0 + np.uint64(_PHILOX_W0)) & _LOW
-            k1 = (k1 + np.uint64(_PHILOX_W1)) & _LOW
-        p0, p1 = c0 * _PHILOX_M0, c2 * _PHILOX_M1
-        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ k0, p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ k1, p0 & _LOW
-    return c0, c1, c2, c3
+def philox_4x32(key: U64, even: U64, odd: U64) -> tuple[U64, U64]:
+    """Ten rounds of Philox-4x32; every 32-bit word is the low half of a uint64.
+
+    key [2, B]: words 0 and 1; even [2, B]: counter words 0 and 2; odd [2, B]: words 1 and 3.
+    Returns the output words as (even, odd).
+    """
+    for _ in range(10):
+        products = even * _PHILOX_MULTIPLIERS
+        even = (products >> _SHIFT)[::-1] ^ odd ^ key
+        odd = (products & _LOW)[::-1]
+        key = (key + _PHILOX_KEY_STEPS) & _LOW
+    return even, odd
 
 
 def random_bits(seeds: U64, positions: U64) -> U64:
     """The 64 random bits of each (seed, position): word 0 low, word 1 high. All uint64 [B]."""
-    zero = np.zeros_like(positions)
-    w0, w1, _, _ = philox_4x32(seeds, (positions & _LOW, positions >> _SHIFT, zero, zero))
-    return w0 | (w1 << _SHIFT)
+    zeros = np.zeros_like(positions)
+    even, odd = philox_4x32(
+        np.stack([seeds & _LOW, seeds >> _SHIFT]),
+        np.stack([positions & _LOW, zeros]),
+        np.stack([positions >> _SHIFT, zeros]),
+    )
+    return even[0] | (odd[0] << _SHIFT)
 
 
 def masses(weights: F32) -> U64:
@@ -75,7 +77,7 @@ def draw_id(row: F32, temperature: float, top_k: int, top_p: float, min_p: float
         weights[row < np.partition(row, -top_k)[-top_k]] = 0.0
     mass = masses(weights)
     if top_p < 1.0:
-        ordered = np.sort(mass[mass > 0])[::-1]
+        ordered = masses(np.sort(weights)[::-1])
         cumulative = np.cumsum(ordered)
         # fp32 * 2**63 is an integer, so this is floor(top_p * sum) without rounding
         needed = (2 * int(cumulative[-1]) * int(float(top_p) * 2.0**63)) >> 64
