@@ -61,7 +61,8 @@ def random_bits(seeds: U64, positions: U64) -> U64:
         np.stack([positions & _LOW, zeros]),
         np.stack([positions >> _SHIFT, zeros]),
     )
-    return even[0] | (odd[0] << _SHIFT)
+    bits: U64 = even[0] | (odd[0] << _SHIFT)
+    return bits
 
 
 def masses(weights: F32) -> U64:
