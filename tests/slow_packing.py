@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,23 @@ def slow_packing(tensors: Tensors, config: dict[str, Any]) -> dict[str, np.ndarr
             }
         packed |= {f"layers.{i}.{name}": np.array(value) for name, value in layer.items()}
     return packed
+
+
+def flatten(tree: Any, path: str = "") -> dict[str, np.ndarray]:
+    if isinstance(tree, np.ndarray):
+        return {path.removesuffix("."): tree}
+    if isinstance(tree, tuple):
+        items = {str(i): item for i, item in enumerate(tree)}
+    else:
+        items = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
+    return {
+        k: v for name, item in items.items() for k, v in flatten(item, f"{path}{name}.").items()
+    }
+
+
+def assert_equal_weights(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert found[name].dtype == np.float32, name
+        assert found[name].flags.c_contiguous, name
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

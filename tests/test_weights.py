@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tracemalloc
@@ -23,7 +22,7 @@ from deltaserve.engine.json_section import CheckpointError
 from deltaserve.engine.models.weights_layout import ModelWeights
 from deltaserve.engine.ops.numpy.device import CpuDevice
 from deltaserve.engine.weights import STAGING_BYTES, load_weights
-from tests.slow_packing import read_tensors, slow_packing
+from tests.slow_packing import assert_equal_weights, flatten, read_tensors, slow_packing
 from tests.tiny_checkpoint import tiny_hf_config, write_checkpoint, write_safetensors
 
 
@@ -36,26 +35,6 @@ def device() -> Iterator[CpuDevice]:
 
 def load(directory: Path, device: CpuDevice, **options: Any) -> ModelWeights:
     return load_weights(directory, ModelConfig.from_hf(directory), device, "float32", **options)
-
-
-def flatten(tree: Any, path: str = "") -> dict[str, np.ndarray]:
-    if isinstance(tree, np.ndarray):
-        return {path.removesuffix("."): tree}
-    if isinstance(tree, tuple):
-        items = {str(i): item for i, item in enumerate(tree)}
-    else:
-        items = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
-    return {
-        k: v for name, item in items.items() for k, v in flatten(item, f"{path}{name}.").items()
-    }
-
-
-def assert_equal_weights(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert found[name].dtype == np.float32, name
-        assert found[name].flags.c_contiguous, name
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 # ---- what lands where --------------------------------------------------------------------------
