@@ -18,7 +18,7 @@ SKIPPED_PREFIXES = ("model.visual.", "mtp.")
 """The vision tower and the multi-token-prediction layer; neither is run."""
 
 _TEXT_PREFIXES = ("model.language_model.", "model.")
-_DTYPES = ("BF16", "F32")
+_DTYPES = ("BF16", "F32")  # no model comes in F16, and to bf16 it would lose precision
 
 
 def read_entries(model_dir: Path) -> dict[str, TensorEntry]:
