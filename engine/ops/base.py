@@ -76,9 +76,18 @@ class Ops(Protocol):
     # ---- GEMM -----------------------------------------------------------------------------
 
     def linear(self, x: Array, weight: Array, out: Array) -> None:
-        """out = x @ weight^T, fp32 accumulation; >act unless out is the fp32 logits buffer.
+        """out = x @ weight^T, fp32 accumulation, >act.  Prompt rows.
 
         x act [M, KD], weight [N, KD], out [M, N]. A row's result does not depend on M.
+        """
+
+    def linear_decode(self, x: Array, weight: Array, out: Array) -> None:
+        """As `linear`, for decode rows: the order of the sum over KD may be another one."""
+
+    def lm_head(self, x: Array, weight: Array, out: Array) -> None:
+        """out = x @ weight^T, fp32 and not rounded.  Both phases, few rows.
+
+        x act [M, H], weight [vocab, H], out fp32 [M, vocab]. A row's result does not depend on M.
         """
 
     def num_segments(self, n: int, k: int) -> int:
@@ -93,8 +102,11 @@ class Ops(Protocol):
     def linear_silu_mul(self, x: Array, weight: Array, out: Array) -> None:
         """out = silu(x @ gate^T >act) (>act) * (x @ up^T >act), >act.
 
-        x act [M, H]; weight [2F, H], gate rows first, then up rows; out act [M, F].
+        x act [M, H]; weight [2F, H], gate rows first, then up rows; out act [M, F]. Prompt rows.
         """
+
+    def linear_silu_mul_decode(self, x: Array, weight: Array, out: Array) -> None:
+        """As `linear_silu_mul`, for decode rows (see `linear_decode`)."""
 
     # ---- full attention -------------------------------------------------------------------
 
@@ -196,7 +208,7 @@ class Ops(Protocol):
     ) -> None:
         """out = (x / sqrt(mean(x^2) + eps) >act) * weight * silu(z), >act, per head of V dims.
 
-        x, out act [T, HV * V]; z is columns C .. C + HV*V of qkvzba; weight fp32 [V] (plain w).
+        x, out act [T, HV * V], out may be x; z is columns C .. C + HV*V of qkvzba; weight fp32 [V] (plain w).
         """
 
     def delta_net_decode(
@@ -221,7 +233,9 @@ class Ops(Protocol):
 
     # ---- a step's head and tail -----------------------------------------------------------
 
-    def prepare_decode(self, batch: DecodeBatch, next_ids: Array, block_tables: Array) -> None:
+    def prepare_decode(
+        self, batch: DecodeBatch, next_ids: Array, block_tables: Array, block_size: int
+    ) -> None:
         """Completes a decode batch on the device before the first layer.
 
         input_ids[b] becomes next_ids[state_slots[b]] where the host passed -1 (the id sampled in
