@@ -208,7 +208,8 @@ class Ops(Protocol):
     ) -> None:
         """out = (x / sqrt(mean(x^2) + eps) >act) * weight * silu(z), >act, per head of V dims.
 
-        x, out act [T, HV * V], out may be x; z is columns C .. C + HV*V of qkvzba; weight fp32 [V] (plain w).
+        x, out act [T, HV * V], out may be x; z is columns C .. C + HV*V of qkvzba; weight fp32
+        [V] (plain w).
         """
 
     def delta_net_decode(
