@@ -1,0 +1,278 @@
+"""Random traffic through the scheduler: every request gives exactly what it gives alone.
+
+The fake runner checks the device's side of each step (see its docstring); this file checks the
+scheduler's rules after each step, and outputs and leaks at the end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from deltaserve.engine.capacity import Capacity
+from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.scheduled_batch import ScheduledBatch
+from deltaserve.engine.scheduler import Scheduler, SchedulerStats
+from deltaserve.engine.sequence import FinishReason, Sequence, SequenceStatus
+
+from .fake_runner import FakeRunner, OverlappedLoop, ScriptedModel
+
+STOP_IDS = frozenset({0})
+MAX_MODEL_LEN = 512
+
+
+Request = tuple[tuple[int, ...], SamplingParams]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """`events()`, in order: a request arrives, the request so many before the newest is
+    aborted, or None: a step runs."""
+
+    capacity: Capacity
+    max_num_seqs: int | None
+    depth: int
+    model: ScriptedModel
+    num_requests: int
+    steps_per_request: int
+    abort_rate: float
+    seed: int
+
+    def events(self) -> Iterator[Request | int | None]:
+        rng = random.Random(self.seed)
+        for _ in range(self.num_requests):
+            yield self._request(rng)
+            for _ in range(rng.randint(0, 2 * self.steps_per_request)):
+                yield None
+                if rng.random() < self.abort_rate:
+                    yield rng.randrange(6)
+
+    def _request(self, rng: random.Random) -> Request:
+        """One that fits alone; mostly a short prompt with a long output, which is what preempts."""
+        most = min(MAX_MODEL_LEN, self.capacity.num_blocks * self.capacity.block_size)
+        long_prompt = rng.choice([63, 64, 65, 128, rng.randint(66, 260)])
+        num_prompt = min(
+            rng.choice([*(rng.randint(1, 40) for _ in range(3)), long_prompt]), most - 1
+        )
+        max_tokens = min(rng.choice([1, rng.randint(2, 40), 100, 150, 150]), most - num_prompt)
+        first = rng.randrange(1000)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=rng.random() < 0.7)
+        return tuple(range(first, first + num_prompt)), params
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> Traffic:
+    block_size = draw(st.sampled_from([16, 32, 64, 128, 16]))
+    prefill_chunk = draw(st.sampled_from([64, 128, 192]))
+    capacity = Capacity(
+        num_blocks=draw(st.integers(128 // block_size, 384 // block_size)),
+        block_size=block_size,
+        num_state_slots=draw(st.sampled_from([3, 4, 6, 1, 2])),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_batched_tokens=prefill_chunk + draw(st.sampled_from([0, 64, 320])),
+        prefill_chunk=prefill_chunk,
+        max_queue=100,
+    )
+    return Traffic(
+        capacity=capacity,
+        max_num_seqs=draw(st.sampled_from([None, 2, 5])),
+        depth=draw(st.sampled_from([1, 0, 2])),
+        model=ScriptedModel(
+            vocab_size=draw(st.sampled_from([1000, 60])),
+            non_finite_every=draw(st.sampled_from([0, 0, 100])),
+        ),
+        num_requests=draw(st.sampled_from([1, 3, 6, 12])),
+        steps_per_request=draw(st.sampled_from([0, 2, 8])),
+        abort_rate=draw(st.sampled_from([0.0, 0.02, 0.2])),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def describe(seq: Sequence) -> str:
+    """The state of a sequence, finer than its status."""
+    if seq.status is SequenceStatus.RUNNING:
+        if seq.num_sampled == seq.params.max_tokens:
+            return "last token issued"
+        if seq.num_computed_tokens < seq.num_prompt_tokens:
+            return "prefill"
+        replays = seq.num_computed_tokens < seq.num_prompt_tokens + seq.num_sampled - 1
+        return "replay" if replays else "decode"
+    if seq.status is SequenceStatus.WAITING and seq.num_preemptions > 0:
+        unread = len(seq.output_ids) < seq.num_sampled
+        return "preempted, an id unread" if unread else "preempted"
+    return seq.status.value
+
+
+class CheckedLoop(OverlappedLoop):
+    """Checks the scheduler's promises around each step."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.capacity = traffic.capacity
+        super().__init__(
+            Scheduler(traffic.capacity, traffic.max_num_seqs),
+            FakeRunner(traffic.capacity, traffic.model),
+            traffic.depth,
+        )
+        self.sequences: list[Sequence] = []  # in order of arrival
+        self.aborted: set[str] = set()
+        self.aborted_when: set[str] = set()
+
+    def add(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
+        seq = Sequence(str(len(self.sequences)), prompt_ids, params, STOP_IDS)
+        self.scheduler.add(seq)
+        self.sequences.append(seq)
+
+    def abort(self, age: int) -> None:
+        if age >= len(self.sequences):
+            return
+        seq = self.sequences[-1 - age]
+        was_live = seq.status is not SequenceStatus.FINISHED
+        self.aborted_when.add(describe(seq))
+        assert self.scheduler.abort(seq.request_id) is was_live
+        if was_live:
+            self.aborted.add(seq.request_id)
+        self.check_holdings()
+
+    def launch(self) -> ScheduledBatch:
+        live = [seq for seq in self.sequences if seq.status is not SequenceStatus.FINISHED]
+        to_feed = [s for s in live if s.num_sampled < s.params.max_tokens]
+        preemptions = self.scheduler.stats.num_preemptions
+        computed = {seq.request_id: seq.num_computed_tokens for seq in live}
+        decoding = [s for s in to_feed if s.state_slot >= 0 and not s.in_prefill]
+        batch = super().launch()
+        self.check_rows(batch, computed, bool(decoding))
+        rows = {row.sequence.request_id for row in (*batch.decodes, *batch.prefills)}
+        if to_feed:
+            oldest = to_feed[0]
+            unread = computed[oldest.request_id] == 0 and oldest.num_sampled > 0
+            assert oldest.request_id in rows or unread, "the oldest always advances"
+        for seq in decoding:
+            if seq.request_id not in rows and seq.status is SequenceStatus.RUNNING:
+                assert not batch.admitted
+                assert self.scheduler.stats.num_blocks_used == self.capacity.num_blocks
+                younger = self.sequences[self.sequences.index(seq) + 1 :]
+                assert all(other.state_slot < 0 for other in younger), "only the youngest waits"
+        if self.scheduler.stats.num_preemptions > preemptions:
+            assert not batch.admitted
+        self.check_admitted(batch)
+        self.check_holdings()
+        return batch
+
+    def read(self) -> None:
+        super().read()
+        self.check_holdings()
+
+    def check_rows(self, batch: ScheduledBatch, computed: dict[str, int], decoding: bool) -> None:
+        assert all(row.position == computed[row.sequence.request_id] for row in batch.decodes)
+        limit = self.capacity.prefill_chunk if decoding else self.capacity.max_num_batched_tokens
+        assert sum(row.end - row.start for row in batch.prefills) <= limit
+        for row in batch.prefills:
+            assert row.start == computed[row.sequence.request_id] < row.end
+            assert row.end % 64 == 0 or row.end == row.sequence.num_prompt_tokens
+        numbers = [int(row.sequence.request_id) for row in batch.prefills]
+        assert numbers == sorted(numbers), "prompts in order of arrival"
+        for row in (*batch.decodes, *batch.prefills):
+            assert row.sequence.num_sampled <= row.sequence.params.max_tokens
+
+    def check_admitted(self, batch: ScheduledBatch) -> None:
+        """Nobody overtakes: whoever waits arrived after whoever runs."""
+        running = [n for n, seq in enumerate(self.sequences) if seq.state_slot >= 0]
+        waiting = [
+            n for n, seq in enumerate(self.sequences) if seq.status is SequenceStatus.WAITING
+        ]
+        assert not running or not waiting or max(running) < min(waiting)
+        assert {s.request_id for s in batch.admitted} <= {
+            row.sequence.request_id for row in batch.prefills
+        }, "an admitted sequence starts at once"
+
+    def check_holdings(self) -> None:
+        """Live sequences hold what the managers count as used, and nobody holds it twice."""
+        stats = self.scheduler.stats
+        blocks = [block for seq in self.sequences for block in seq.block_table]
+        slots = [seq.state_slot for seq in self.sequences if seq.state_slot >= 0]
+        assert len(set(blocks)) == len(blocks) == stats.num_blocks_used
+        assert len(set(slots)) == len(slots) == stats.num_slots_used == stats.num_running
+        assert stats.num_waiting == sum(
+            seq.status is SequenceStatus.WAITING for seq in self.sequences
+        )
+        for seq in self.sequences:
+            if seq.state_slot < 0:
+                assert not seq.block_table
+            else:
+                assert seq.status is SequenceStatus.RUNNING
+                needed = self.capacity.blocks_for(seq.num_computed_tokens)
+                assert len(seq.block_table) == needed, "blocks come as tokens are computed"
+
+    def max_steps_left(self) -> int:
+        """Bound of the progress proof: one sequence after the other, each replayed once."""
+        return self.depth + sum(
+            -(-seq.num_prompt_tokens // 64) + seq.params.max_tokens + self.depth + 1
+            for seq in self.sequences
+            if seq.status is not SequenceStatus.FINISHED
+        )
+
+
+def play(traffic: Traffic) -> CheckedLoop:
+    loop = CheckedLoop(traffic)
+    for entry in traffic.events():
+        if entry is None:
+            loop.step()
+        elif isinstance(entry, int):
+            loop.abort(entry)
+        else:
+            loop.add(*entry)
+    loop.finish(loop.max_steps_left())
+    return loop
+
+
+def check_outputs(loop: CheckedLoop, model: ScriptedModel) -> None:
+    """All is free again and each request gave what it gives alone."""
+    assert loop.scheduler.stats == SchedulerStats(0, 0, 0, 0, loop.scheduler.stats.num_preemptions)
+    for seq in loop.sequences:
+        expected, reason = model.generate_alone(seq.prompt_ids, seq.params, STOP_IDS)
+        outputs = loop.outputs.get(seq.request_id, [])
+        token_ids = loop.token_ids(seq)
+        assert all(output.finish_reason is None for output in outputs[:-1])
+        if seq.request_id in loop.aborted:
+            assert token_ids == expected[: len(token_ids)]
+            assert not outputs or outputs[-1].finish_reason is None
+            continue
+        assert token_ids == expected
+        assert outputs[-1].finish_reason is reason
+        assert outputs[-1].stop_id == (token_ids[-1] if reason is FinishReason.STOP else None)
+        assert (outputs[-1].error is not None) == (reason is FinishReason.ERROR)
+
+
+@given(traffic())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_outputs_equal_those_of_each_request_alone(traffic: Traffic) -> None:
+    loop = play(traffic)
+    event(f"preemptions: {min(loop.scheduler.stats.num_preemptions, 3)}")
+    check_outputs(loop, traffic.model)
+
+
+def test_crowded_pool_with_many_preemptions_and_aborts() -> None:
+    """The same with few blocks for many slots, so that what is rare above surely happens."""
+    capacity = Capacity(
+        num_blocks=14,
+        block_size=16,
+        num_state_slots=6,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_batched_tokens=256,
+        prefill_chunk=64,
+        max_queue=100,
+    )
+    model = ScriptedModel(vocab_size=200, non_finite_every=400)
+    num_preemptions, aborted_when = 0, set[str]()
+    for seed in range(40):
+        loop = play(Traffic(capacity, None, 1 + seed % 2, model, 12, 8, 0.1, seed))
+        check_outputs(loop, model)
+        num_preemptions += loop.scheduler.stats.num_preemptions
+        aborted_when |= loop.aborted_when
+    assert num_preemptions > 40
+    often = {"waiting", "decode", "last token issued", "preempted", "replay", "finished"}
+    assert aborted_when >= often
