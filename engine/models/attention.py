@@ -8,7 +8,7 @@ from ..cache import AttentionCache
 from ..config import ModelConfig
 from ..forward_batch import DecodeBatch, PrefillBatch
 from ..ops.base import Ops
-from .buffers import Buffers, rows
+from .buffers import Buffers, views
 from .weights_layout import AttentionWeights
 
 Array = Any
@@ -52,12 +52,13 @@ def attention_decode(
     ops.linear_partials(mixed, weights.out, partials)
 
 
-def _views(config: ModelConfig, buffers: Buffers, tokens: int) -> tuple[Array, Array, Array]:
+def _views(config: ModelConfig, buffers: Buffers, tokens: int) -> list[Array]:
     heads, head_dim = config.num_query_heads, config.head_dim
-    return (
-        rows(buffers.projected, tokens, config.attention_in_size),
-        rows(buffers.mixed, tokens, heads, head_dim),
-        rows(buffers.mixer_out, tokens, heads * head_dim),
+    return views(
+        buffers.block,
+        (tokens, config.attention_in_size),
+        (tokens, heads, head_dim),
+        (tokens, heads * head_dim),
     )
 
 

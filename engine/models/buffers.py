@@ -1,24 +1,38 @@
 """The activation buffers of a forward pass, allocated once and sliced to the rows of each pass.
 
 Weights and caches live elsewhere. A decode pass and a prefill pass run one after the other and
-share the same memory.
+share the same memory; so do the mixer and the MLP of a layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..config import ModelConfig
-from ..ops.base import Ops
+from ..ops.base import MAX_SEGMENTS
 
 Array = Any
 
+_ALIGN = 128
+"""Views of the shared buffer start at multiples of this many elements."""
+
+
+class Limits(Protocol):
+    """What allocation needs of `Capacity`."""
+
+    @property
+    def num_state_slots(self) -> int: ...
+
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+
 
 class Memory(Protocol):
-    """What allocation needs of a `Device`."""
+    """What allocation needs of `Device`."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array: ...
 
@@ -27,62 +41,38 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Buffers:
-    """For up to `max_tokens` rows a pass; the flat ones are shared by layers of different widths.
+    """T rows are the most of any pass.
 
-    residual, hidden, branch  act  [T, H]   the stream; a block's normed input; its output
-    projected                 act  flat     qkvzba [T, ...] or qgkv [T, ...]
-    mixed                     act  flat     convolved qkv [T, C] or rotated q [T, NQ, D]
-    mixer_out                 act  flat     [T, HV*V] or [T, NQ*D], before the out projection
-    mlp                       act  [T, F]
-    partials                  fp32 flat     [S, B, H], decode
-    last_hidden               act  [B, H]   rows whose logits are wanted, prefill
-    inv_freq                  fp32 [R/2]    a constant: theta^(-2i/R)
+    residual, hidden, branch  act  [T, H]  the stream; a block's normed input; its output
+    block                     act  flat    what a mixer or an MLP holds inside, by `views`
+    partials                  fp32 flat    [S, B, H] of `linear_partials`, decode
+    inv_freq                  fp32 [R/2]   a constant: theta^(-2i/R)
     """
 
     residual: Array
     hidden: Array
     branch: Array
-    projected: Array
-    mixed: Array
-    mixer_out: Array
-    mlp: Array
+    block: Array
     partials: Array
-    last_hidden: Array
     inv_freq: Array
 
 
 def allocate_buffers(
-    config: ModelConfig,
-    ops: Ops,
-    device: Memory,
-    *,
-    max_tokens: int,
-    max_rows: int,
-    act_dtype: Any,
+    config: ModelConfig, capacity: Limits, device: Memory, act_dtype: Any
 ) -> Buffers:
-    """`max_tokens`: prompt tokens of a step; `max_rows`: decode rows of a step, and the most prompt
-    rows of a step whose logits are wanted (`num_state_slots`)."""
-    tokens, hidden = max(max_tokens, max_rows), config.hidden_size
+    """For steps of `max_num_batched_tokens` prompt tokens and `num_state_slots` decode rows."""
+    tokens = max(capacity.max_num_batched_tokens, capacity.num_state_slots)
+    hidden = config.hidden_size
     query_size = config.num_query_heads * config.head_dim
-    out_size = max(config.value_size, query_size)
-    segments = max(
-        ops.num_segments(hidden, width)
-        for width in (config.value_size, query_size, config.intermediate_size)
-    )
-
-    def act(*shape: int) -> Array:
-        return device.empty(shape, act_dtype)
-
+    delta_net = config.linear_in_size + config.conv_channels + config.value_size
+    attention = config.attention_in_size + 2 * query_size
+    width = max(delta_net, attention, config.intermediate_size)
     return Buffers(
-        residual=act(tokens, hidden),
-        hidden=act(tokens, hidden),
-        branch=act(tokens, hidden),
-        projected=act(tokens * max(config.linear_in_size, config.attention_in_size)),
-        mixed=act(tokens * max(config.conv_channels, query_size)),
-        mixer_out=act(tokens * out_size),
-        mlp=act(tokens, config.intermediate_size),
-        partials=device.empty((segments * max_rows * hidden,), "float32"),
-        last_hidden=act(max_rows, hidden),
+        residual=device.empty((tokens, hidden), act_dtype),
+        hidden=device.empty((tokens, hidden), act_dtype),
+        branch=device.empty((tokens, hidden), act_dtype),
+        block=device.empty((tokens * width + 3 * _ALIGN,), act_dtype),
+        partials=device.empty((MAX_SEGMENTS * capacity.num_state_slots * hidden,), "float32"),
         inv_freq=device.upload(rope_inv_freq(config)),
     )
 
@@ -93,9 +83,11 @@ def rope_inv_freq(config: ModelConfig) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.float32(1) / np.power(np.float32(config.rope_theta), exponents)
 
 
-def rows(flat: Array, *shape: int) -> Array:
-    """The first elements of a flat buffer, as `shape`."""
-    size = 1
-    for length in shape:
-        size *= length
-    return flat[:size].reshape(shape)
+def views(flat: Array, *shapes: tuple[int, ...]) -> list[Array]:
+    """Arrays of these shapes, one after the other in a flat buffer."""
+    found, start = [], 0
+    for shape in shapes:
+        end = start + prod(shape)
+        found.append(flat[start:end].reshape(shape))
+        start = -(-end // _ALIGN) * _ALIGN
+    return found

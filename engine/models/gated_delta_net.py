@@ -8,7 +8,7 @@ from ..cache import DeltaNetCache
 from ..config import ModelConfig
 from ..forward_batch import DecodeBatch, PrefillBatch
 from ..ops.base import Ops
-from .buffers import Buffers, rows
+from .buffers import Buffers, views
 from .weights_layout import DeltaNetWeights
 
 Array = Any
@@ -26,9 +26,12 @@ def delta_net_prefill(
 ) -> None:
     """hidden, out act [T, H]."""
     tokens = batch.num_tokens
-    qkvzba = rows(buffers.projected, tokens, config.linear_in_size)
-    qkv = rows(buffers.mixed, tokens, config.conv_channels)
-    mixed = rows(buffers.mixer_out, tokens, config.value_size)
+    qkvzba, qkv, mixed = views(
+        buffers.block,
+        (tokens, config.linear_in_size),
+        (tokens, config.conv_channels),
+        (tokens, config.value_size),
+    )
     ops.linear(hidden, weights.qkvzba, qkvzba)
     ops.causal_conv1d(qkvzba, weights.conv, batch, cache.conv_state, qkv)
     ops.delta_rule_prefill(
@@ -49,8 +52,8 @@ def delta_net_decode(
     partials: Array,
 ) -> None:
     """hidden act [B, H]; partials fp32 [S, B, H]."""
-    qkvzba = rows(buffers.projected, batch.num_rows, config.linear_in_size)
-    mixed = rows(buffers.mixer_out, batch.num_rows, config.value_size)
+    rows = batch.num_rows
+    qkvzba, mixed = views(buffers.block, (rows, config.linear_in_size), (rows, config.value_size))
     ops.linear_decode(hidden, weights.qkvzba, qkvzba)
     ops.delta_net_decode(
         qkvzba,

@@ -16,16 +16,18 @@ from ..config import ModelConfig
 from ..forward_batch import DecodeBatch, PrefillBatch
 from ..ops.base import Ops
 from .attention import attention_decode, attention_prefill
-from .buffers import Buffers, rows
+from .buffers import Buffers, allocate_buffers, views
 from .gated_delta_net import delta_net_decode, delta_net_prefill
 from .mlp import mlp_decode, mlp_prefill
 from .weights_layout import AttentionWeights, DeltaNetWeights, ModelWeights
 
 Array = Any
 
+__all__ = ["Buffers", "Qwen35Model", "allocate_buffers"]
+
 
 class Qwen35Model:
-    """`buffers` are `allocate_buffers` of the same config, ops and device."""
+    """`buffers` are `allocate_buffers` of the same config and device."""
 
     def __init__(
         self,
@@ -88,14 +90,14 @@ class Qwen35Model:
         if count == 0:
             return
         ops.add_rms_norm(branch, residual, weights.norm, eps, hidden)
-        last_hidden = buffers.last_hidden[:count]
+        last_hidden = buffers.branch[:count]
         ops.take_rows(hidden, batch.logits_rows, last_hidden)
         ops.lm_head(last_hidden, weights.lm_head, logits_out)
 
     def _partials(self, count: int, weight: Array) -> Array:
         """The buffer that `linear_partials` of a weight [H, KD] writes, [S, B, H]."""
         segments = self._ops.num_segments(*weight.shape)
-        return rows(self._buffers.partials, segments, count, self._config.hidden_size)
+        return views(self._buffers.partials, (segments, count, weight.shape[0]))[0]
 
     def _mixer_decode(
         self,

@@ -41,6 +41,10 @@ CONV_RING = 4
 """Rows of the conv state; the row of position t is t % CONV_RING."""
 
 
+MAX_SEGMENTS = 4
+"""The most K segments of `linear_partials`."""
+
+
 class Ops(Protocol):
     """What a backend computes. Nothing returns a fresh array; everything is written to `out`."""
 
@@ -91,7 +95,8 @@ class Ops(Protocol):
         """
 
     def num_segments(self, n: int, k: int) -> int:
-        """How many ordered K segments `linear_partials` writes for a weight [n, k]."""
+        """How many ordered K segments `linear_partials` writes for a weight [n, k]: 1 to
+        MAX_SEGMENTS."""
 
     def linear_partials(self, x: Array, weight: Array, out: Array) -> None:
         """out[s] = x[:, segment s] @ weight[:, segment s]^T, fp32 [S, M, N], decode only.
