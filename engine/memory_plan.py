@@ -67,13 +67,13 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
     max_num_batched_tokens = min(config.max_num_batched_tokens, MAX_BATCHED_TOKENS)
     activations = activation_bytes(model, max_num_batched_tokens)
     left = available - weights - activations
-    slot = slot_bytes(model) + row_bytes(model) + _ITEM * -(-wanted_len // config.block_size)
+    blocks_per_seq = -(-wanted_len // config.block_size)
+    slot = sequence_bytes(model, blocks_per_seq)
     num_seqs = config.max_num_seqs or max(
         (n for n in SEQ_BUCKETS if n * slot <= STATE_SHARE * left), default=1
     )
     left -= num_seqs * slot
     block = max(1, block_bytes(model, config.block_size))
-    blocks_per_seq = -(-wanted_len // config.block_size)
     kv_memory = config.kv_cache_memory
     if kv_memory is None:
         num_blocks = min(int(left * KV_SHARE) // block, num_seqs * blocks_per_seq)
@@ -105,8 +105,7 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
     rows = (
         ("weights", weights),
         ("activations", activations),
-        ("logits", num_seqs * row_bytes(model)),
-        ("state slots and tables", num_seqs * (slot - row_bytes(model))),
+        ("sequences", num_seqs * slot),
         ("KV blocks", num_blocks * block),
     )
     return MemoryPlan(capacity, rows, available)
@@ -126,11 +125,18 @@ def weight_bytes(model: ModelConfig) -> int:
 
 
 def activation_bytes(model: ModelConfig, num_tokens: int) -> int:
-    """What `models.qwen3_5.allocate_buffers` takes for steps of `num_tokens`."""
-    linear = model.linear_in_size + model.conv_channels + 2 * model.value_size
-    attention = model.attention_in_size + 2 * model.num_query_heads * model.head_dim
-    widest = max(linear, attention, model.intermediate_size)
-    return _ITEM * num_tokens * (3 * model.hidden_size + widest)
+    """What `models.buffers.allocate_buffers` takes for steps of `num_tokens`."""
+    query_size = model.num_query_heads * model.head_dim
+    per_token = 3 * model.hidden_size + model.intermediate_size
+    per_token += max(model.linear_in_size, model.attention_in_size)
+    per_token += max(model.conv_channels, query_size) + max(model.value_size, query_size)
+    return _ITEM * num_tokens * per_token
+
+
+def sequence_bytes(model: ModelConfig, num_blocks: int) -> int:
+    """One running sequence: its state, block table, rows of logits, of partial sums and of the
+    last hidden states."""
+    return slot_bytes(model) + _ITEM * (num_blocks + model.vocab_size + 2 * model.hidden_size)
 
 
 def slot_bytes(model: ModelConfig) -> int:
@@ -144,11 +150,6 @@ def block_bytes(model: ModelConfig, block_size: int) -> int:
     """Keys and values of one block in all full-attention layers."""
     tokens = 2 * model.num_kv_heads * block_size * model.head_dim
     return _ITEM * model.layer_types.count("full_attention") * tokens
-
-
-def row_bytes(model: ModelConfig) -> int:
-    """One row of logits."""
-    return _ITEM * model.vocab_size
 
 
 def _size(size: int) -> str:

@@ -13,7 +13,8 @@ from .config import EngineConfig, ModelConfig
 from .device import Device
 from .memory_plan import plan_memory
 from .model_runner import LogitsHook, ModelRunner
-from .models.qwen3_5 import Qwen35Model, allocate_buffers
+from .models.buffers import allocate_buffers
+from .models.qwen3_5 import Qwen35Model
 from .ops.base import Ops
 from .weights import load_weights
 
@@ -44,7 +45,14 @@ def load_model_runner(
     if progress is not None:
         progress("allocating", 0, 0)
     cache = allocate_cache(model_config, plan.capacity, device, "float32")
-    buffers = allocate_buffers(model_config, plan.capacity, device, "float32")
+    buffers = allocate_buffers(
+        model_config,
+        ops,
+        device,
+        max_tokens=plan.capacity.max_num_batched_tokens,
+        max_rows=plan.capacity.num_state_slots,
+        act_dtype="float32",
+    )
     model = Qwen35Model(model_config, weights, ops, cache, buffers)
     return ModelRunner(
         model,
