@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
-from .ops.base import CONV_RING
+from .ops.base import CONV_RING, MAX_SEGMENTS
 
 SEQ_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of running sequences to choose from; more than the last only make a CPU step longer."""
@@ -127,16 +127,16 @@ def weight_bytes(model: ModelConfig) -> int:
 def activation_bytes(model: ModelConfig, num_tokens: int) -> int:
     """What `models.buffers.allocate_buffers` takes for steps of `num_tokens`."""
     query_size = model.num_query_heads * model.head_dim
-    per_token = 3 * model.hidden_size + model.intermediate_size
-    per_token += max(model.linear_in_size, model.attention_in_size)
-    per_token += max(model.conv_channels, query_size) + max(model.value_size, query_size)
-    return _ITEM * num_tokens * per_token
+    delta_net = model.linear_in_size + model.conv_channels + model.value_size
+    attention = model.attention_in_size + 2 * query_size
+    width = max(delta_net, attention, model.intermediate_size)
+    return _ITEM * num_tokens * (3 * model.hidden_size + width)
 
 
 def sequence_bytes(model: ModelConfig, num_blocks: int) -> int:
-    """One running sequence: its state, block table, rows of logits, of partial sums and of the
-    last hidden states."""
-    return slot_bytes(model) + _ITEM * (num_blocks + model.vocab_size + 2 * model.hidden_size)
+    """One running sequence: its state, block table, rows of logits and of partial sums."""
+    row = model.vocab_size + MAX_SEGMENTS * model.hidden_size
+    return slot_bytes(model) + _ITEM * (num_blocks + row)
 
 
 def slot_bytes(model: ModelConfig) -> int:

@@ -45,14 +45,7 @@ def load_model_runner(
     if progress is not None:
         progress("allocating", 0, 0)
     cache = allocate_cache(model_config, plan.capacity, device, "float32")
-    buffers = allocate_buffers(
-        model_config,
-        ops,
-        device,
-        max_tokens=plan.capacity.max_num_batched_tokens,
-        max_rows=plan.capacity.num_state_slots,
-        act_dtype="float32",
-    )
+    buffers = allocate_buffers(model_config, plan.capacity, device, "float32")
     model = Qwen35Model(model_config, weights, ops, cache, buffers)
     return ModelRunner(
         model,
