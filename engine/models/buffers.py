@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..config import ModelConfig
 from ..ops.base import MAX_SEGMENTS
@@ -77,10 +78,11 @@ def allocate_buffers(
     )
 
 
-def rope_inv_freq(config: ModelConfig) -> np.ndarray[Any, np.dtype[np.float32]]:
+def rope_inv_freq(config: ModelConfig) -> npt.NDArray[np.float32]:
     """theta^(-2i/R), i = 0 .. R/2 - 1, fp32 (spec 1.3: R is the rotary dims, not the head's)."""
     exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
-    return np.float32(1) / np.power(np.float32(config.rope_theta), exponents)
+    inv_freq: npt.NDArray[np.float32] = np.power(np.float32(config.rope_theta), -exponents)
+    return inv_freq
 
 
 def views(flat: Array, *shapes: tuple[int, ...]) -> list[Array]:
