@@ -62,7 +62,6 @@ class _Step:
     prefills: list[ScheduledPrefill] = field(default_factory=list)
     block_updates: list[BlockUpdate] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
-    preempted: bool = False
 
 
 class Scheduler:
@@ -156,8 +155,7 @@ class Scheduler:
                 budget -= self._schedule_prefill(seq, budget, step)
             else:
                 self._schedule_decode(seq, step)
-        if not step.preempted:
-            self._admit(budget, step)
+        self._admit(budget, step)
         return ScheduledBatch(
             tuple(step.decodes),
             tuple(step.prefills),
@@ -208,7 +206,7 @@ class Scheduler:
         position = seq.num_computed_tokens
         if position == len(seq.block_table) * self.capacity.block_size:
             while self._blocks.num_free == 0:
-                if not self._preempt_youngest(seq, step):
+                if not self._preempt_youngest(seq):
                     return
             self._extend_block_table(seq, 1, step)
         index = position - len(seq.prompt_ids)
@@ -228,7 +226,7 @@ class Scheduler:
         if limit == start:
             return 0
         while (end := _chunk_end(start, num_prompt, min(limit, self._room(seq)))) == start:
-            if not self._preempt_youngest(seq, step):
+            if not self._preempt_youngest(seq):
                 return 0
         self._extend_block_table(seq, self.capacity.blocks_for(end) - len(seq.block_table), step)
         sample = end == num_prompt and seq.num_sampled == 0
@@ -244,8 +242,9 @@ class Scheduler:
         The head must find free blocks for all tokens it will be fed as things stand (its prompt,
         and in replay its outputs), beside what running sequences still lack for theirs and one
         block more for each of them. So an admission does not make a running sequence preempt
-        before each has filled another block. Nobody overtakes the head: a large request would
-        starve behind small ones.
+        before each has filled another block; and a step that preempts admits nobody, for the last
+        to be preempted is the head, needs all its blocks back, and someone took one. Nobody
+        overtakes the head: a large request would starve behind small ones.
         """
         if not self._waiting or not self._slots.num_free:
             return
@@ -286,7 +285,7 @@ class Scheduler:
         if seq.num_sampled == seq.params.max_tokens:
             self._issued_last.append(seq)
 
-    def _preempt_youngest(self, needer: Sequence, step: _Step) -> bool:
+    def _preempt_youngest(self, needer: Sequence) -> bool:
         """Sends the youngest running sequence back to wait for its replay; False if that would be
         `needer` itself."""
         seq = self._running[-1]
@@ -299,7 +298,6 @@ class Scheduler:
         seq.num_preemptions += 1
         self._waiting.push_front(seq)
         self._num_preemptions += 1
-        step.preempted = True
         return True
 
     def _release(self, seq: Sequence) -> None:

@@ -23,10 +23,12 @@ from .fake_runner import (
 FOUR_BLOCKS = replace(CAPACITY, num_blocks=4, block_size=16)
 
 
-def run_to_preemption(depth: int = 1) -> tuple[OverlappedLoop, Sequence, Sequence]:
+def run_to_preemption(
+    *waiting: Sequence, depth: int = 1
+) -> tuple[OverlappedLoop, Sequence, Sequence]:
     """Two sequences of which the older has just taken the younger's blocks."""
     older, younger = make_seq("older", 20, 30), make_seq("younger", 10, 30)
-    loop = make_loop(FOUR_BLOCKS, older, younger, depth=depth)
+    loop = make_loop(FOUR_BLOCKS, older, younger, *waiting, depth=depth)
     while not younger.num_preemptions:
         loop.launch() if depth > 1 else loop.step()
     return loop, older, younger
@@ -34,11 +36,10 @@ def run_to_preemption(depth: int = 1) -> tuple[OverlappedLoop, Sequence, Sequenc
 
 class TestPreemption:
     def test_the_youngest_goes_back_to_the_front_of_the_queue(self) -> None:
-        loop, older, younger = run_to_preemption()
+        loop, older, younger = run_to_preemption(make_seq("third", 1))
         assert (older.status, younger.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
         assert (younger.block_table, younger.state_slot, younger.num_computed_tokens) == ([], -1, 0)
         assert younger.num_sampled == len(younger.output_ids) > 1
-        loop.scheduler.add(make_seq("third", 1))
         loop.scheduler.abort("older")
         assert prefill_ranges(loop.step()) == [("younger", 0, 10), ("third", 0, 1)]
 
