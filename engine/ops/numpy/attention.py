@@ -81,31 +81,30 @@ def attention_decode(
     rows, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    scaled = q * np.float32(head_dim**-0.5)
-    queries = scaled.reshape(rows, num_kv_heads, group, head_dim)
+    queries = np.multiply(q, np.float32(head_dim**-0.5)).reshape(
+        rows, num_kv_heads, group, head_dim, 1
+    )
     heads = out.reshape(rows, num_kv_heads, group, head_dim)
     lasts = zip(batch.positions.tolist(), batch.state_slots.tolist(), strict=True)
     for row, (position, slot) in enumerate(lasts):
         context = position + 1
-        blocks = block_tables[slot, : -(-context // block_size)].tolist()
+        table = block_tables[slot, : -(-context // block_size)].tolist()
+        spans = [
+            (block, start, min(start + block_size, context))
+            for block, start in zip(table, range(0, context, block_size), strict=True)
+        ]
         scores = np.empty((num_kv_heads, group, context), np.float32)
-        for index, block in enumerate(blocks):
-            start = index * block_size
-            end = min(start + block_size, context)
-            keys = k_cache[block, :, : end - start].swapaxes(1, 2)
-            scores[:, :, start:end] = np.matmul(queries[row], keys)
+        for block, start, end in spans:  # a product with one vector per query head
+            keys = k_cache[block, :, None, : end - start]
+            scores[:, :, start:end] = np.matmul(keys, queries[row])[..., 0]
         scores -= np.max(scores, axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         total = np.add.reduce(scores, axis=-1, keepdims=True)
         result = heads[row]
-        for index, block in enumerate(blocks):
-            start = index * block_size
-            end = min(start + block_size, context)
-            part = np.matmul(scores[:, :, start:end], v_cache[block, :, : end - start])
-            if index == 0:
-                result[...] = part
-            else:
-                result += part
+        result[...] = 0
+        for block, start, end in spans:
+            weights = scores[:, :, None, start:end]
+            result += np.matmul(weights, v_cache[block, :, None, : end - start])[:, :, 0]
         result /= total
     _gate(out, qgkv, num_heads * head_dim, act)
 

@@ -60,7 +60,7 @@ def delta_rule_prefill(
     """See `Ops.delta_rule_prefill`."""
     _, value_heads, key_dim, value_dim = recurrent_state.shape
     tokens = len(qkv)
-    q, k, v = _split_heads(qkv, value_heads, key_dim, value_dim)
+    queries_keys, v = _split_heads(qkv, value_heads, key_dim, value_dim)
     beta, decay = _gates(qkvzba, a_log, dt_bias, act)
     outputs = out.reshape(tokens, value_heads, value_dim)
     for index, slot in enumerate(batch.host_state_slots):
@@ -72,49 +72,86 @@ def delta_rule_prefill(
         while first < last:
             count = min(DELTA_CHUNK - start % DELTA_CHUNK, last - first)
             rows = slice(first, first + count)
-            outputs[rows] = _chunk(q[rows], k[rows], v[rows], beta[rows], decay[rows], state)
+            outputs[rows] = _chunk(queries_keys[rows], v[rows], beta[rows], decay[rows], state)
             first, start = first + count, start + count
     act(out)
 
 
-def _chunk(q: F32, k: F32, v: F32, beta: F32, decay: F32, state: F32) -> F32:
-    """n tokens of one sequence (specification 4.2); updates `state` [HV, K, V] in place.
+def _chunk(queries_keys: F32, v: F32, beta: F32, decay: F32, state: F32) -> F32:
+    """n tokens of one sequence; updates `state` [HV, K, V] in place.
 
-    q, k [n, HK, K]; v [n, HV, V]; beta, decay (g) [n, HV]. Returns [n, HV, V].
+    queries_keys [n, 2, HK, K]; v [n, HV, V]; beta, decay (g) [n, HV]. Returns [n, HV, V]. The
+    specification's V' = U - W S0 is computed as Tm (beta (V - exp(G) K S0)): with S0 at hand, one
+    product with Tm does for two.
     """
-    count, key_heads = q.shape[:2]
+    count, _, key_heads, key_dim = queries_keys.shape
     value_heads, value_dim = v.shape[1:]
     rep = value_heads // key_heads
-    q, k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in (q, k, v))
+    queries_keys = np.ascontiguousarray(queries_keys.transpose(2, 1, 0, 3))
+    k = queries_keys[:, 1]
+    queries_keys = queries_keys.reshape(key_heads, 2 * count, key_dim)
     beta = np.ascontiguousarray(beta.T)[:, :, None]
-    total = np.cumsum(np.ascontiguousarray(decay.T), axis=1)
-    decays = total[:, :, None] - total[:, None, :]
-    decays[:, np.triu(np.ones((count, count), bool), 1)] = -np.inf  # before exp: it overflows there
+    total = np.cumsum(np.ascontiguousarray(decay.T), axis=1)  # G
+    decays = total[:, :, None] - total[:, None, :]  # D, once masked (exp overflows elsewhere)
+    decays[:, np.triu(np.ones((count, count), bool), 1)] = -np.inf
     np.exp(decays, out=decays)
     grown = np.exp(total)[:, :, None]
-    per_head = (key_heads, rep)
-    keys = np.repeat(k, rep, axis=0)
 
-    system = np.matmul(k, k.swapaxes(1, 2))[:, None] * decays.reshape(*per_head, count, count)
-    system = system.reshape(value_heads, count, count)
-    system *= beta
-    diagonal = np.arange(count)
-    system[:, diagonal, diagonal] = 1  # I + A: strictly lower triangular besides
-    sides = np.concatenate((v * beta, keys * (beta * grown)), axis=2)
-    solved = np.linalg.solve(system, sides)
-    writes = solved[:, :, :value_dim] - np.matmul(solved[:, :, value_dim:], state)
+    products = np.matmul(queries_keys, k.swapaxes(1, 2)).reshape(key_heads, 1, 2, count, count)
+    products = products * decays.reshape(key_heads, rep, 1, count, count)
+    products = products.reshape(value_heads, 2, count, count)
+    reads = np.matmul(queries_keys[:, None], state.reshape(key_heads, rep, key_dim, value_dim))
+    reads = reads.reshape(value_heads, 2, count, value_dim)
+    reads *= grown[:, None]
 
-    scores = np.matmul(q, k.swapaxes(1, 2))[:, None] * decays.reshape(*per_head, count, count)
-    result = np.matmul(np.repeat(q, rep, axis=0), state)
-    result *= grown
-    result += np.matmul(scores.reshape(value_heads, count, count), writes)
+    sides = v.swapaxes(0, 1) - reads[:, 1]
+    sides *= beta
+    writes = np.matmul(unit_lower_inverse(products[:, 1] * beta), sides)
+    result = np.matmul(products[:, 0], writes)
+    result += reads[:, 0]
 
     last = total[:, -1:]
+    keys = np.repeat(k, rep, axis=0)
     keys *= np.exp(last - total)[:, :, None]
     state *= np.exp(last)[:, :, None]
     state += np.matmul(keys.swapaxes(1, 2), writes)
     out: F32 = result.swapaxes(0, 1)
     return out
+
+
+def unit_lower_inverse(a: F32) -> F32:
+    """(I + A)^-1 for the strictly lower part A of each a [B, n, n].
+
+    Diagonal blocks of the inverse are merged in pairs, T10 = -T11 A10 T00, from blocks of one row
+    on. That is forward substitution in another order: no power of A is formed, whose entries could
+    be large.
+    """
+    batch, count, _ = a.shape
+    padded = 1 << (count - 1).bit_length()
+    inverse = np.zeros((batch, padded, padded), np.float32)
+    diagonal = np.arange(padded)
+    inverse[:, diagonal, diagonal] = 1
+    if padded != count:
+        whole = np.zeros_like(inverse)
+        whole[:, :count, :count] = a
+        a = whole
+    half = 1
+    while half < padded:
+        blocks, known = _diagonal_blocks(a, 2 * half), _diagonal_blocks(inverse, 2 * half)
+        top, bottom = known[..., :half, :half], known[..., half:, half:]
+        merged = np.matmul(np.matmul(bottom, blocks[..., half:, :half]), top)
+        np.negative(merged, out=known[..., half:, :half])
+        half *= 2
+    return inverse[:, :count, :count]
+
+
+def _diagonal_blocks(x: F32, size: int) -> F32:
+    """The blocks [B, n / size, size, size] on the diagonals of x [B, n, n], a view."""
+    batch, count, _ = x.shape
+    outer, row, column = x.strides
+    return np.lib.stride_tricks.as_strided(
+        x, (batch, count // size, size, size), (outer, size * (row + column), row, column)
+    )
 
 
 def delta_net_decode(
@@ -135,25 +172,24 @@ def delta_net_decode(
     _, value_heads, key_dim, value_dim = recurrent_state.shape
     qkv = _conv_decode(qkvzba, conv_weight, batch, conv_state, act)
     channels = qkv.shape[1]
-    q, k, v = _split_heads(qkv, value_heads, key_dim, value_dim)
-    key_heads = q.shape[1]
-    rep = value_heads // key_heads
+    queries_keys, v = _split_heads(qkv, value_heads, key_dim, value_dim)
+    queries_keys = np.repeat(queries_keys, value_heads // queries_keys.shape[2], axis=2)
+    q, k = queries_keys[:, 0, :, None], queries_keys[:, 1, :, None]
     beta, decay = _gates(qkvzba, a_log, dt_bias, act)
     kept = np.exp(decay)[:, :, None, None]
-    beta = beta[:, :, None]
-    k, q = np.repeat(k, rep, axis=1), np.repeat(q, rep, axis=1)
-    reads = np.empty((rows, value_heads, 1, value_dim), np.float32)
+    beta = beta[:, :, None, None]
     outputs = out.reshape(rows, value_heads, value_dim)
+    update = np.empty((value_heads, 1, value_dim), np.float32)
     written = np.empty((value_heads, key_dim, value_dim), np.float32)
     for row, slot in enumerate(batch.state_slots.tolist()):
         state = recurrent_state[slot]
         state *= kept[row]
-        np.matmul(k[row, :, None, :], state, out=reads[row])
-        update = v[row] - reads[row, :, 0]
+        np.matmul(k[row], state, out=update)
+        np.subtract(v[row, :, None], update, out=update)
         update *= beta[row]
-        np.multiply(k[row, :, :, None], update[:, None, :], out=written)
+        np.matmul(k[row].swapaxes(1, 2), update, out=written)
         state += written
-        np.matmul(q[row, :, None, :], state, out=outputs[row, :, None, :])
+        np.matmul(q[row], state, out=outputs[row, :, None])
     act(out)
     z = qkvzba[:, channels : channels + value_heads * value_dim].reshape(outputs.shape)
     gated_rms_norm(outputs, z, norm_weight, eps, outputs, act)
@@ -178,18 +214,17 @@ def _conv_decode(qkvzba: F32, weight: F32, batch: DecodeBatch, conv_state: F32, 
     return out
 
 
-def _split_heads(qkv: F32, value_heads: int, key_dim: int, value_dim: int) -> tuple[F32, F32, F32]:
-    """l2norm(q) / sqrt(K) and l2norm(k), both [T, HK, K], and v [T, HV, V]."""
+def _split_heads(qkv: F32, value_heads: int, key_dim: int, value_dim: int) -> tuple[F32, F32]:
+    """l2norm(q) / sqrt(K) and l2norm(k) as one array [T, 2, HK, K], and v [T, HV, V]."""
     tokens, channels = qkv.shape
     key_size = (channels - value_heads * value_dim) // 2
-    keys_queries = qkv[:, : 2 * key_size].reshape(tokens, 2, key_size // key_dim, key_dim)
-    length = square_sum(keys_queries)
+    queries_keys = qkv[:, : 2 * key_size].reshape(tokens, 2, key_size // key_dim, key_dim)
+    length = square_sum(queries_keys)
     length += L2_EPS
     np.sqrt(length, out=length)
     length[:, 0] *= np.float32(key_dim**0.5)
-    unit = keys_queries / length
     v = qkv[:, 2 * key_size :].reshape(tokens, value_heads, value_dim)
-    return unit[:, 0], unit[:, 1], v
+    return queries_keys / length, v
 
 
 def _gates(qkvzba: F32, a_log: F32, dt_bias: F32, act: Act) -> tuple[F32, F32]:
