@@ -1,10 +1,16 @@
-"""What every test shares: GPU tests are skipped, with the reason, where no GPU answers."""
+"""What every test shares: GPU tests are skipped, with the reason, where no GPU answers; and
+Hypothesis judges results, never how long a busy machine took to give them."""
 
 from __future__ import annotations
 
 import functools
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("untimed", UNTIMED)
+settings.load_profile("untimed")
 
 
 @functools.cache
