@@ -17,98 +17,14 @@ import zmq.asyncio
 
 from . import messages as msg
 from .core_process import EngineProcess
+from .engine_request import EngineRequest, EngineUnavailable, RequestRefused
 from .sampling_params import SamplingParams
-from .sequence import FinishReason, RequestOutput, TokenLogprobs
+from .sequence import FinishReason, RequestOutput
 
 logger = logging.getLogger(__name__)
 
 STEP_TIMEOUT_S = 30.0  # work queued and no step for this long: the engine is stuck
 STATS_TIMEOUT_S = 5.0
-
-
-class EngineUnavailable(Exception):
-    """The engine is loading, draining, stuck or dead; the message says which."""
-
-
-class RequestRefused(Exception):
-    """The engine will not run this request."""
-
-    def __init__(self, status: int, message: str, param: str | None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-
-
-class EngineRequest:
-    """An admitted request: iterate it for its outputs, `close` it when done in any way.
-
-    Outputs that are not yet taken are merged into one, so that a slow reader costs no more than
-    the request's own tokens. `wake` is set when there is something to take; requests that are
-    read together share one.
-    """
-
-    def __init__(self, engine: AsyncEngine, request_id: str, wake: asyncio.Event) -> None:
-        self.request_id = request_id
-        self._engine = engine
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._last: RequestOutput | None = None
-        self._error: Exception | None = None
-        self._ended = False
-        self._wake = wake
-
-    def __aiter__(self) -> EngineRequest:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        while True:
-            output = self.take()
-            if output is not None:
-                return output
-            if self._ended:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-
-    def take(self) -> RequestOutput | None:
-        """What has come since the last call, as one output. Raises EngineUnavailable, after the
-        last output, when the engine died or gave the request up."""
-        last, self._last = self._last, None
-        if not self._token_ids and last is None:
-            if self._error is not None:
-                raise self._error
-            return None
-        output = RequestOutput(
-            self.request_id,
-            tuple(self._token_ids),
-            tuple(self._logprobs),
-            last.finish_reason if last else None,
-            last.stop_id if last else None,
-            last.error if last else None,
-        )
-        self._token_ids.clear()
-        self._logprobs.clear()
-        return output
-
-    def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Aborts the request unless it has ended; `reason` STOP: its text hit a stop string."""
-        if not self._ended:
-            self._ended = True
-            self._engine._forget(self.request_id, reason)
-
-    def _push(self, output: RequestOutput) -> None:
-        self._token_ids.extend(output.token_ids)
-        self._logprobs.extend(output.logprobs)
-        if output.finish_reason is not None:
-            self._last = output
-            self._ended = True
-        self._wake.set()
-
-    def _fail(self, error: Exception) -> None:
-        self._error = error
-        self._ended = True
-        self._wake.set()
 
 
 class AsyncEngine:
@@ -204,7 +120,7 @@ class AsyncEngine:
             raise EngineUnavailable(self.unavailable)
         assert request_id not in self._admissions and request_id not in self._open
         admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request = EngineRequest(self, request_id, wake or asyncio.Event())
+        request = EngineRequest(request_id, wake or asyncio.Event(), self._forget)
         self._admissions[request_id] = admission
         self._open[request_id] = request
         self._send(msg.Add(request_id, prompt_ids, params))
@@ -243,7 +159,7 @@ class AsyncEngine:
         for request_id, request in list(self._open.items()):
             admission = self._admissions.get(request_id)
             self._forget(request_id, FinishReason.ABORT)
-            request._fail(EngineUnavailable(message))
+            request.fail(EngineUnavailable(message))
             if admission is not None and not admission.done():
                 admission.set_exception(EngineUnavailable(message))
         for future in self._stats:
@@ -306,7 +222,7 @@ class AsyncEngine:
             return
         if output.finish_reason is not None:
             del self._open[output.request_id]
-        request._push(output)
+        request.push(output)
 
     # ---- death and stuckness ---------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deltaserve.engine.async_engine import EngineRequest, EngineUnavailable, RequestRefused
+from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable, RequestRefused
 from deltaserve.engine.output_processor import OutputProcessor, TextLogprob, TextOutput
 from deltaserve.engine.sequence import FinishReason, RequestOutput
 

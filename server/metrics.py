@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deltaserve.engine.async_engine import EngineUnavailable
+from deltaserve.engine.engine_request import EngineUnavailable
 from deltaserve.engine.messages import EngineStats
 
 from .errors import ApiError

@@ -142,7 +142,9 @@ def parse_completion(body: dict[str, Any]) -> CompletionRequest:
 
 
 def _why(body: bytes, message: str) -> str:
-    if b"\\u" in body and re.search(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])", body):
+    if "surrogate" in message or re.search(
+        rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])", body
+    ):
         return "a string holds a lone surrogate"
     if re.search(rb"[:\[,]\s*-?(NaN|Infinity)\b", body):
         return "NaN and Infinity are not numbers in JSON"

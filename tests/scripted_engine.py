@@ -17,7 +17,8 @@ from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch, ScheduledPrefill
 from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenLogprobs
 
-HANG, CRASH, ROW_ERROR = 1, 2, 3  # first prompt id: what the first step of it does
+# First prompt id: what the first step of it does. ENDLESS is in prefill for ever.
+HANG, CRASH, ROW_ERROR, ENDLESS = 1, 2, 3, 4
 VOCAB = 256
 
 
@@ -84,7 +85,11 @@ class ScriptedEngine:
     def step(self) -> list[RequestOutput]:
         time.sleep(self.script.step_s)
         self.num_steps += 1
-        outputs = [self._advance(sequence) for sequence in list(self.running.values())]
+        outputs = [
+            self._advance(sequence)
+            for sequence in list(self.running.values())
+            if sequence.prompt_ids[0] != ENDLESS
+        ]
         while self.waiting and len(self.running) < self.script.max_running:
             sequence = self.waiting.pop(next(iter(self.waiting)))
             self.running[sequence.request_id] = sequence

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.engine.async_engine import AsyncEngine, EngineUnavailable, RequestRefused
+from deltaserve.engine.async_engine import AsyncEngine
 from deltaserve.engine.core_process import EngineProcess
+from deltaserve.engine.engine_request import EngineUnavailable, RequestRefused
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.sequence import FinishReason, RequestOutput
 

@@ -1,0 +1,223 @@
+"""EngineLoop: feeds an engine from a socket and answers its clients; the inside of the process.
+
+Owns who asked for what, admission answers, heartbeats, counts of finished requests and the moment
+of a crash dump. Does not own the socket's or the process's life (core_process) nor scheduling
+(llm_engine).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from . import messages as msg
+from .capacity import Capacity
+from .crash_dump import write_crash_dump
+from .request_queue import QueueFullError, RequestTooLargeError
+from .sampling_params import SamplingParams
+from .scheduled_batch import ScheduledBatch
+from .sequence import FinishReason, RequestOutput, Sequence
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+MAX_MESSAGES_A_STEP = 256  # so that a flood of requests cannot keep running ones from their steps
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine; `LLMEngine` is the real one."""
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    @property
+    def vocab_limit(self) -> int: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def open_sequences(self) -> list[Sequence]: ...
+
+    @property
+    def recent_batches(self) -> list[ScheduledBatch]: ...
+
+    def add_request(
+        self, request_id: str, prompt_ids: SequenceOf[int], params: SamplingParams
+    ) -> None:
+        """Raises ValueError for what can never run and QueueFullError."""
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def stats(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class EngineLoop:
+    """Reads clients, steps the engine, answers; one thread, nothing shared."""
+
+    def __init__(self, socket: zmq.Socket[bytes], crash_dir: Path) -> None:
+        self._socket = socket
+        self._crash_dir = crash_dir
+        self._engine: Engine | None = None
+        self._status: msg.Loading | msg.Ready | msg.Failed = msg.Loading("starting", 0, 0)
+        self._clients: set[bytes] = set()
+        self._owners: dict[str, bytes] = {}  # open request -> its client
+        self._num_finished = dict.fromkeys((reason.value for reason in FinishReason), 0)
+        self._num_steps = 0
+        self._last_step_time = self._last_heartbeat = time.monotonic()
+        self._stopping = False
+
+    def report_progress(self, stage: str, done: int, total: int) -> None:
+        """Called while loading; sends on a new stage, else at most ten times a second."""
+        now = time.monotonic()
+        assert isinstance(self._status, msg.Loading)
+        if stage == self._status.stage and done < total and now - self._last_heartbeat < 0.1:
+            return
+        self._last_heartbeat = now
+        self._status = msg.Loading(stage, done, total)
+        self._read_messages()
+        self._broadcast(self._status)
+
+    def wait_for_client(self) -> None:
+        """The parent connects within milliseconds; it is to hear of loading from the start."""
+        self._socket.poll(2000)
+        self._read_messages()
+
+    def fail(self, message: str) -> None:
+        self._status = msg.Failed(message)
+        self._read_messages()
+        self._broadcast(self._status)
+
+    def run(self, engine: Engine) -> int:
+        """Serves until Shutdown; returns the exit code of the process."""
+        self._engine = engine
+        self._status = msg.Ready(engine.capacity, engine.vocab_limit)
+        self._broadcast(self._status)
+        while not self._stopping:
+            self._heartbeat(engine)
+            if engine.has_work or self._socket.poll(int(HEARTBEAT_S * 1000)):
+                self._read_messages()
+            if not engine.has_work:
+                self._last_step_time = time.monotonic()  # idle is not stuck
+                continue
+            try:
+                outputs = engine.step()
+            except Exception as error:
+                logger.exception("the engine failed in step %d", self._num_steps)
+                self._dump(engine, error)
+                return 1
+            self._num_steps += 1
+            self._last_step_time = time.monotonic()
+            self._send_outputs(outputs)
+        return 0
+
+    def _heartbeat(self, engine: Engine) -> None:
+        now = time.monotonic()
+        if now - self._last_heartbeat >= HEARTBEAT_S:
+            self._last_heartbeat = now
+            self._broadcast(msg.Heartbeat(self._num_steps, self._last_step_time, engine.has_work))
+
+    def _dump(self, engine: Engine, error: Exception) -> None:
+        """The file's path is logged here; clients of the server have no business with it."""
+        try:
+            path = write_crash_dump(
+                self._crash_dir, error, engine.open_sequences, engine.recent_batches
+            )
+            logger.error("the last steps are in %s", path)
+        except Exception:
+            logger.exception("the crash dump could not be written")
+        self.fail(f"the engine failed: {type(error).__name__}: {error}")
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _read_messages(self) -> None:
+        for _ in range(MAX_MESSAGES_A_STEP):
+            try:
+                client, data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._clients.add(client)
+            self._handle(client, msg.decode_from_client(data))
+
+    def _handle(self, client: bytes, message: msg.ClientMessage) -> None:
+        match message:
+            case msg.Hello():
+                self._send(client, self._status)
+            case msg.Add():
+                self._send(client, self._admit(client, message))
+            case msg.Abort():
+                self._abort(message.request_id, message.reason)
+            case msg.GetStats():
+                self._send(client, self._stats())
+            case msg.Shutdown():
+                self._stopping = True
+
+    def _admit(self, client: bytes, request: msg.Add) -> msg.Admitted | msg.Refused:
+        request_id = request.request_id
+        if self._engine is None:
+            return msg.Refused(request_id, 503, "the model is still loading", None)
+        try:
+            self._engine.add_request(request_id, request.prompt_ids, request.params)
+        except QueueFullError as error:
+            return msg.Refused(request_id, 429, str(error), None)
+        except RequestTooLargeError as error:
+            return msg.Refused(request_id, 400, str(error), "prompt")
+        except ValueError as error:
+            return msg.Refused(request_id, 400, str(error), None)
+        self._owners[request_id] = client
+        return msg.Admitted(request_id)
+
+    def _abort(self, request_id: str, reason: FinishReason) -> None:
+        """A request may have ended while its Abort was on the way."""
+        if self._owners.pop(request_id, None) is not None:
+            assert self._engine is not None
+            self._engine.abort(request_id)
+            self._num_finished[reason.value] += 1
+
+    def _send_outputs(self, outputs: list[RequestOutput]) -> None:
+        by_client: dict[bytes, list[RequestOutput]] = {}
+        for output in outputs:
+            client = self._owners.get(output.request_id)
+            if client is None:  # aborted since
+                continue
+            by_client.setdefault(client, []).append(output)
+            if output.finish_reason is not None:
+                del self._owners[output.request_id]
+                self._num_finished[output.finish_reason.value] += 1
+        for client, mine in by_client.items():
+            self._send(client, msg.StepOutputs(mine))
+
+    def _stats(self) -> msg.EngineStats:
+        if self._engine is None:
+            return msg.EngineStats(num_finished=self._num_finished)
+        gauges = {
+            name: getattr(stats, name)
+            for stats in [self._engine.stats()]
+            for name in msg.EngineStats.__struct_fields__
+            if name != "num_finished"
+        }
+        return msg.EngineStats(**gauges, num_finished=self._num_finished)
+
+    def _broadcast(self, message: msg.Message) -> None:
+        for client in list(self._clients):
+            self._send(client, message)
+
+    def _send(self, client: bytes, message: msg.Message) -> None:
+        """A client that is gone loses its requests."""
+        try:
+            self._socket.send_multipart((client, msg.encode(message)))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._clients.discard(client)
+            for request_id in [r for r, owner in self._owners.items() if owner == client]:
+                self._abort(request_id, FinishReason.ABORT)
