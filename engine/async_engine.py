@@ -23,17 +23,19 @@ from .sequence import FinishReason, RequestOutput
 
 logger = logging.getLogger(__name__)
 
-STEP_TIMEOUT_S = 30.0  # work queued and no step for this long: the engine is stuck
 STATS_TIMEOUT_S = 5.0
 
 
 class AsyncEngine:
     """One client of one engine process. Used from one event loop.
 
+    `step_timeout`: seconds with work queued and no step after which the engine counts as stuck;
+    it must be well over the second between two heartbeats.
+
     `facts` is set once the model is ready; `unavailable` says why nothing can be answered, if so.
     """
 
-    def __init__(self, process: EngineProcess, step_timeout: float = STEP_TIMEOUT_S) -> None:
+    def __init__(self, process: EngineProcess, step_timeout: float = 30.0) -> None:
         self.facts: msg.Ready | None = None
         self.loading = msg.Loading("starting the engine", 0, 0)
         self.draining = False
@@ -203,6 +205,8 @@ class AsyncEngine:
                     if not future.done():
                         future.set_result(message)
             case msg.Loading():
+                if message.stage != self.loading.stage:
+                    logger.info("loading: %s", message.stage)
                 self.loading = message
             case msg.Ready():
                 self.facts = message

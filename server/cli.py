@@ -10,13 +10,16 @@ import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from deltaserve.engine.config import EngineConfig, ModelConfig
+
 from .version import version
 
 if TYPE_CHECKING:
-    from deltaserve.engine.config import EngineConfig
-
     from .lifecycle import ServerOptions
 
+# A step that takes longer is stuck. A CPU may honestly take minutes over a large model's step.
+GPU_STEP_TIMEOUT_S = 30.0
+CPU_STEP_TIMEOUT_S = 300.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ENGINE_FLAGS = (
@@ -76,27 +79,44 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=_port, default=8000, help="0 takes a free one")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="backend")
-    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of the weights")
-    add("--max-model-len", type=_auto_int, default=None, metavar="N|auto", help="context length")
+    add("--device", choices=("auto", "cuda", "cpu"), default=EngineConfig.device, help="backend")
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default=EngineConfig.dtype,
+        help="of the weights",
+    )
+    add("--max-model-len", type=_auto_int, default="auto", metavar="N|auto", help="context length")
     add("--max-num-seqs", type=int, default=None, metavar="N", help="requests that run at once")
     add(
         "--max-num-batched-tokens",
         type=int,
-        default=8192,
+        default=EngineConfig.max_num_batched_tokens,
         metavar="N",
         help="prompt tokens of a step in which nothing decodes",
     )
     add(
         "--prefill-chunk",
         type=int,
-        default=1024,
+        default=EngineConfig.prefill_chunk,
         metavar="N",
         help="prompt tokens of a step in which something decodes",
     )
-    add("--block-size", type=int, default=64, metavar="N", help="tokens of a KV cache block")
+    add(
+        "--block-size",
+        type=int,
+        default=EngineConfig.block_size,
+        metavar="N",
+        help="tokens of a KV cache block",
+    )
     add("--kv-cache-memory", type=_size, default=None, metavar="BYTES", help="such as 8G")
-    add("--max-queue", type=int, default=1024, metavar="N", help="waiting requests; more get 429")
+    add(
+        "--max-queue",
+        type=int,
+        default=EngineConfig.max_queue,
+        metavar="N",
+        help="waiting requests; more get 429",
+    )
     add("--max-body-bytes", type=_size, default="32M", metavar="BYTES", help="larger gets 413")
     add("--seed", type=int, default=None, help="of requests that bring none (default: random)")
     add(
@@ -111,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Everything that can be wrong without reading weights is wrong here."""
+    """What can be wrong without reading weights is found here."""
     import logging
 
     level = getattr(logging, args.log_level.upper())
@@ -138,8 +158,6 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:
-    from deltaserve.engine.config import EngineConfig
-
     try:
         return EngineConfig(**{name: getattr(args, name) for name in _ENGINE_FLAGS})
     except ValueError as error:
@@ -149,8 +167,6 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
 
 def _check_model(path: str) -> None:
     """The config and what it asks for; weights and tokenizer are read behind the open port."""
-    from deltaserve.engine.config import ModelConfig
-
     try:
         ModelConfig.from_hf(path)
     except (ValueError, OSError) as error:
@@ -167,6 +183,7 @@ def _server_options(args: argparse.Namespace) -> ServerOptions:
         port=args.port,
         max_body_bytes=args.max_body_bytes,
         shutdown_timeout=args.shutdown_timeout,
+        step_timeout=GPU_STEP_TIMEOUT_S if args.device == "cuda" else CPU_STEP_TIMEOUT_S,
     )
 
 

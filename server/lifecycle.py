@@ -42,6 +42,7 @@ class ServerOptions:
     port: int
     max_body_bytes: int
     shutdown_timeout: float
+    step_timeout: float
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -79,7 +80,7 @@ class _Server:
     ) -> None:
         self._options = options
         self._listener = listener
-        self._engine = AsyncEngine(process)
+        self._engine = AsyncEngine(process, options.step_timeout)
         self._state = ServerState(
             engine=self._engine,
             served_names=options.served_names,

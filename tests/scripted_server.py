@@ -23,6 +23,7 @@ def main(model_path: str, script_path: str) -> int:
         port=0,
         max_body_bytes=100_000,
         shutdown_timeout=settings.pop("shutdown_timeout", 30.0),
+        step_timeout=settings.pop("step_timeout", 30.0),
     )
     process = EngineProcess(
         Script(**settings), build_scripted_engine, crash_dir=Path(script_path).parent
