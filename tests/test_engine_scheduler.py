@@ -14,7 +14,7 @@ from deltaserve.engine.scheduler import (
     Scheduler,
     SchedulerStats,
 )
-from deltaserve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenLogprobs
+from deltaserve.engine.sequence import FinishReason, Sequence, TokenLogprobs
 
 from .fake_runner import CAPACITY, decode_ids, make_loop, make_seq, prefill_ranges
 
@@ -116,21 +116,15 @@ class TestAdmission:
         scheduler.abort("a")
         assert prefill_ranges(scheduler.schedule()) == [("b", 0, 10)]
 
-    def test_leaves_running_sequences_what_their_prompts_lack_and_a_block_each(self) -> None:
-        capacity = replace(CAPACITY, num_blocks=8, max_num_batched_tokens=128)
-        seqs = [make_seq("a", 320), make_seq("b", 192), make_seq("c", 1)]
-        loop = make_loop(capacity, *seqs)
-        loop.step()  # a holds 2 blocks, lacks 3 and may want one more: 2 are left for others
-        assert [seq.status for seq in seqs] == [
-            SequenceStatus.RUNNING,
-            SequenceStatus.WAITING,
-            SequenceStatus.WAITING,
-        ]
-        loop.step()
-        assert loop.scheduler.num_running == 1
-        loop.scheduler.abort("b")
-        loop.step()
-        assert seqs[2].status is SequenceStatus.RUNNING
+    @pytest.mark.parametrize(("num_blocks", "admitted"), [(9, True), (8, False)])
+    def test_leaves_running_sequences_what_they_lack_and_a_block_each(
+        self, num_blocks: int, admitted: bool
+    ) -> None:
+        """After their first chunks a and b hold 3 blocks, b lacks 3, 2 are reserved, c wants 1."""
+        capacity = replace(CAPACITY, num_blocks=num_blocks, max_num_batched_tokens=192)
+        loop = make_loop(capacity, make_seq("a", 1), make_seq("b", 320), make_seq("c", 63))
+        expected = [("a", 0, 1), ("b", 0, 128), ("c", 0, 63)]
+        assert prefill_ranges(loop.step()) == expected[: 2 + admitted]
 
     def test_takes_all_blocks_when_nothing_else_runs(self) -> None:
         loop = make_loop(replace(CAPACITY, num_blocks=5), make_seq("a", 320, 1))

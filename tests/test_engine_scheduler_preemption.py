@@ -29,9 +29,11 @@ def run_to_preemption(
     """Two sequences of which the older has just taken the younger's blocks."""
     older, younger = make_seq("older", 20, 30), make_seq("younger", 10, 30)
     loop = make_loop(FOUR_BLOCKS, older, younger, *waiting, depth=depth)
-    while not younger.num_preemptions:
+    for _ in range(30):
         loop.launch() if depth > 1 else loop.step()
-    return loop, older, younger
+        if younger.num_preemptions:
+            return loop, older, younger
+    raise AssertionError("nobody was preempted")
 
 
 class TestPreemption:
@@ -59,6 +61,16 @@ class TestPreemption:
             loop.token_ids(younger)
             == model.generate_alone(younger.prompt_ids, params, frozenset())[0]
         )
+
+    @pytest.mark.parametrize(("num_prompt", "admitted"), [(16, True), (17, False)])
+    def test_admission_leaves_a_replay_its_blocks(self, num_prompt: int, admitted: bool) -> None:
+        """Three blocks are free; the replay lacks one and one is reserved for it."""
+        loop, _, younger = run_to_preemption()
+        loop.scheduler.abort("older")
+        loop.step()
+        assert (younger.num_tokens, len(younger.block_table)) == (23, 1)
+        loop.scheduler.add(make_seq("new", num_prompt))
+        assert bool(loop.step().admitted) is admitted
 
     def test_not_admitted_again_before_its_ids_are_read(self) -> None:
         loop, _, younger = run_to_preemption(depth=100)
