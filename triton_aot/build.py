@@ -37,13 +37,15 @@ os.environ.pop("TRITON_INTERPRET", None)
 import compile_cuda
 import compile_triton
 from architectures import MAX_SHARED
+from cuda_sources import CUDA
 from gemm_tiles import read_table
 from variants import Variant, all_variants
 
 HERE = Path(__file__).resolve().parent
 MANIFEST_FORMAT = 1
-MAX_STACK = 16
-"""Bytes a thread: a few are spent on addresses of descriptors, more are spilled registers."""
+MAX_STACK = 128
+"""Bytes a thread: a few values outside of the loops may go there (Triton's compilers report the
+stack and not what is spilled); what NVRTC compiles may not spill at all."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,14 @@ def plan(arch: str, candidates: bool, compilers: dict[str, str]) -> Iterator[Job
     """Everything to be compiled for an architecture. The hash of a cubin covers its source, what
     the source includes, the code here that compiles it, and the compilers."""
     tools = json.dumps(compilers, sort_keys=True)
-    headers = b"".join(p.read_bytes() for p in sorted((compile_cuda.CUDA / "include").glob("*")))
-    how = (HERE / "compile_cuda.py").read_bytes()
-    for path in sorted(compile_cuda.CUDA.glob("*.cu")):
+    headers = b"".join(p.read_bytes() for p in sorted((CUDA / "include").glob("*")))
+    how = (HERE / "compile_cuda.py").read_bytes() + (HERE / "cuda_sources.py").read_bytes()
+    for path in sorted(CUDA.glob("*.cu")):
         yield Job(arch, path.name, digest(arch, tools, how, headers, path.read_bytes()))
     how = (HERE / "compile_triton.py").read_bytes()
     for variant in all_variants(arch, candidates):
-        source = (HERE / "kernels" / f"{variant.module}.py").read_bytes()
+        modules = (variant.module, "varlen")
+        source = b"".join((HERE / "kernels" / f"{module}.py").read_bytes() for module in modules)
         fields = asdict(variant) | {"aligned": sorted(variant.aligned)}
         yield Job(arch, variant, digest(arch, tools, how, source, json.dumps(fields)))
 

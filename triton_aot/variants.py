@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from architectures import KIB, MAX_SHARED
 from gemm_tiles import FORMS, Tile, read_table, used_tiles
 
 # Tiles that tools/tune_gemm.py tries besides those in use; compiled with --candidates.
@@ -102,5 +103,97 @@ def gemm_variants(arch: str, candidates: bool) -> list[Variant]:
     return [gemm_variant(form, Tile.parse(name)) for form, name in sorted(chosen)]
 
 
+def attention_prefill_variant(arch: str) -> Variant:
+    """head dim 256. The KV tile is a constant of the architecture: it decides a row's bits."""
+    large = MAX_SHARED[arch] >= 200 * KIB
+    return Variant(
+        name="attention_prefill",
+        module="attention_prefill",
+        function="attention_prefill_kernel",
+        arguments={
+            "q": "*bf16",
+            "qgkv": "*bf16",
+            "k_cache": "*bf16",
+            "v_cache": "*bf16",
+            "block_tables": "*i32",
+            "cu_seqlens": "*i32",
+            "start_positions": "*i32",
+            "state_slots": "*i32",
+            "out": "*bf16",
+            "NUM_SEQS": "i32",
+            "NQ": "i32",
+            "NKV": "i32",
+            "CACHE_ROWS": "i32",
+            "BLOCK_SIZE": "i32",
+            "MAX_BLOCKS": "i32",
+        },
+        constants={"D": 256, "TILE_M": 128 if large else 64, "TILE_N": 64 if large else 32},
+        num_warps=8 if large else 4,
+        num_stages=2,
+        aligned=frozenset({"q", "qgkv", "k_cache", "v_cache", "out", "CACHE_ROWS", "BLOCK_SIZE"}),
+    )
+
+
+def delta_rule_variants() -> list[Variant]:
+    """K = V = 128."""
+    workspace = {
+        "q_norm": "*bf16",
+        "k_norm": "*bf16",
+        "w": "*bf16",
+        "u": "*bf16",
+        "p": "*bf16",
+        "g": "*fp32",
+    }
+    chunks = Variant(
+        name="delta_rule_chunks",
+        module="delta_rule_prefill",
+        function="delta_rule_chunks_kernel",
+        arguments={
+            "qkv": "*bf16",
+            "qkvzba": "*bf16",
+            "a_log": "*fp32",
+            "dt_bias": "*fp32",
+            "cu_seqlens": "*i32",
+            "start_positions": "*i32",
+            **{f"{n}_out" if len(n) == 1 else n: kind for n, kind in workspace.items()},
+            "NUM_SEQS": "i32",
+            "HK": "i32",
+            "HV": "i32",
+            "QKV_SIZE": "i32",
+            "PROJECTION_SIZE": "i32",
+        },
+        constants={"K": 128, "V": 128},
+        num_warps=8,
+        num_stages=1,
+        aligned=frozenset({"qkv", "qkvzba", "q_norm", "k_norm", "QKV_SIZE", "PROJECTION_SIZE"})
+        | {f"{n}_out" for n in "wupg"},
+    )
+    states = Variant(
+        name="delta_rule_states",
+        module="delta_rule_prefill",
+        function="delta_rule_states_kernel",
+        arguments={
+            **{f"{n}_in" if len(n) == 1 else n: kind for n, kind in workspace.items()},
+            "cu_seqlens": "*i32",
+            "start_positions": "*i32",
+            "state_slots": "*i32",
+            "recurrent_state": "*fp32",
+            "out": "*bf16",
+            "HK": "i32",
+            "HV": "i32",
+        },
+        constants={"K": 128, "V": 128, "SLICE": 32},
+        num_warps=4,
+        num_stages=2,
+        aligned=frozenset({"q_norm", "k_norm", "recurrent_state", "out"})
+        | {f"{n}_in" for n in "wupg"},
+    )
+    return [chunks, states]
+
+
 def all_variants(arch: str, candidates: bool = False) -> list[Variant]:
-    return gemm_variants(arch, candidates)
+    return [
+        *gemm_variants(arch, candidates),
+        attention_prefill_variant(arch),
+        *delta_rule_variants(),
+    ]

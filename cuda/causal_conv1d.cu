@@ -1,0 +1,96 @@
+// causal_conv1d over the prompt tokens of several sequences, and the conv state they leave.
+//
+//     out[t, c] = silu(sum_j weight[c, j] * x[t - 3 + j, c]  >act)  >act,  j = 0 .. 3
+//     x: the first C columns of qkvzba act [T, projection]; weight act [C, 4]; out act [T, C]
+//     conv_state act [slots, 4, C]: position p in row p % 4; read for positions before the call,
+//     counted as zeros before position 0
+//
+// Two kernels, because the tokens that read the old state and those whose values become the new one
+// belong to different blocks. The second one writes the last min(4, length) rows of each sequence.
+// Grids: (ceil(C / 8 / threads), ceil(T / TOKENS)) and (ceil(C / 8 / threads), B).
+// Formula: spec section 3.5. Check and time: tools/gpu_check.py --only conv
+#include "delta_net.cuh"
+
+constexpr int TOKENS = 16;
+constexpr int CHANNELS = 8;  // a thread
+
+// The sequence that token t belongs to.
+__device__ inline int sequence_of(const int* cu_seqlens, int B, int t) {
+    int low = 0, high = B - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (cu_seqlens[middle] <= t) low = middle; else high = middle - 1;
+    }
+    return low;
+}
+
+extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
+    const bf16* __restrict__ qkvzba, const bf16* __restrict__ weight,
+    const int* __restrict__ cu_seqlens, const int* __restrict__ start_positions,
+    const int* __restrict__ state_slots, const bf16* __restrict__ conv_state,
+    bf16* __restrict__ out, int T, int B, int C, int projection) {
+    const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS;
+    if (channel >= C) return;
+    float taps[CHANNELS][TAPS];
+#pragma unroll
+    for (int i = 0; i < CHANNELS; ++i) load_floats(weight + (channel + i) * TAPS, taps[i]);
+
+    const int begin = blockIdx.y * TOKENS, end = min(begin + TOKENS, T);
+    int b = sequence_of(cu_seqlens, B, begin);
+    float window[TAPS][CHANNELS];  // of positions p - 3 .. p
+    bool refill = true;
+    for (int t = begin; t < end; ++t) {
+        while (t == cu_seqlens[b + 1]) {
+            ++b;
+            refill = true;
+        }
+        if (refill) {
+            const int first = cu_seqlens[b];
+            const bf16* state = conv_state + static_cast<long long>(state_slots[b]) * CONV_RING * C;
+#pragma unroll
+            for (int back = 1; back < TAPS; ++back) {
+                const int position = start_positions[b] + t - first - back;
+                float (&row)[CHANNELS] = window[TAPS - back];  // moved down before it is used
+                if (t - back >= first) {
+                    load_floats(qkvzba + static_cast<long long>(t - back) * projection + channel, row);
+                } else if (position >= 0) {
+                    load_floats(state + (position % CONV_RING) * C + channel, row);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < CHANNELS; ++i) row[i] = 0.0f;
+                }
+            }
+            refill = false;
+        }
+#pragma unroll
+        for (int j = 1; j < TAPS; ++j) {
+#pragma unroll
+            for (int i = 0; i < CHANNELS; ++i) window[j - 1][i] = window[j][i];
+        }
+        load_floats(qkvzba + static_cast<long long>(t) * projection + channel, window[TAPS - 1]);
+        float result[CHANNELS];
+#pragma unroll
+        for (int i = 0; i < CHANNELS; ++i) {
+            float sum = taps[i][0] * window[0][i];
+#pragma unroll
+            for (int j = 1; j < TAPS; ++j) sum = fmaf(taps[i][j], window[j][i], sum);
+            result[i] = silu(round_act(sum));
+        }
+        store_act(result, out + static_cast<long long>(t) * C + channel);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) conv_state_update_kernel(
+    const bf16* __restrict__ qkvzba, const int* __restrict__ cu_seqlens,
+    const int* __restrict__ start_positions, const int* __restrict__ state_slots,
+    bf16* __restrict__ conv_state, int C, int projection) {
+    const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS, b = blockIdx.y;
+    if (channel >= C) return;
+    const int first = cu_seqlens[b], end = cu_seqlens[b + 1];
+    bf16* state = conv_state + static_cast<long long>(state_slots[b]) * CONV_RING * C;
+    for (int t = max(first, end - CONV_RING); t < end; ++t) {
+        const int position = start_positions[b] + t - first;
+        *reinterpret_cast<uint4*>(state + (position % CONV_RING) * C + channel) =
+            *reinterpret_cast<const uint4*>(qkvzba + static_cast<long long>(t) * projection + channel);
+    }
+}

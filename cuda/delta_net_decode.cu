@@ -1,0 +1,140 @@
+// delta_net_decode: conv + SiLU + delta rule + gated RMSNorm for one token a row, fused.
+//
+//     m = silu(conv(x) >act) >act, conv over positions t-3 .. t from the ring;  q, k, v = m
+//     qn = q / sqrt(sum q^2 + 1e-6) / sqrt(128),  kn = k / sqrt(sum k^2 + 1e-6)
+//     beta = sigmoid(b) >act,  alpha = exp(-exp(a_log) softplus(a + dt_bias))
+//     S = alpha S;  u = beta (v - S^T kn);  S = S + kn u^T;  o = S^T qn >act
+//     out = gated_rms_norm(o, z)
+//
+//     qkvzba act [B, projection]; conv_weight act [C, 4]; a_log, dt_bias fp32 [HV]; norm_weight fp32
+//     [128]; conv_state act [slots, 4, C]; recurrent_state fp32 [slots, HV, 128, 128];
+//     out act [B, HV * 128]
+//
+// One block a (value head n, row). The rep = HV / HK blocks that share key head n / rep all read
+// the ring's rows t-1, t-2, t-3; row t % 4, which none of them reads, is written by the first of
+// them. The state of a head stays in registers: warp w holds rows 16 w .. 16 w + 15 of S, a lane 4
+// columns of each; sums over rows go through shared memory in the order of the warps.
+// A row whose slot is below 0 is padding and is left alone.
+// Formula: spec sections 3.5 and 4.1. Check and time: tools/gpu_check.py --only delta_decode
+#include "delta_net.cuh"
+
+constexpr int WARPS = 8;
+constexpr int ROWS = HEAD / WARPS;  // of S, a warp
+constexpr float L2_EPS = 1e-6f;
+
+// Channels `channel`, `channel + 1` of the convolution after its SiLU; writes the ring if `write`.
+__device__ inline float2 conv_pair(const bf16* x, const bf16* weight, bf16* ring, int channel, int C,
+                                   int position, bool write) {
+    float current[2], sum[2] = {};
+    float taps[2 * TAPS];
+    load_floats(weight + channel * TAPS, taps);
+#pragma unroll
+    for (int back = TAPS - 1; back > 0; --back) {
+        float past[2] = {};
+        if (position >= back) load_floats(ring + ((position - back) % CONV_RING) * C + channel, past);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) sum[i] = fmaf(taps[i * TAPS + TAPS - 1 - back], past[i], sum[i]);
+    }
+    load_floats(x + channel, current);
+    if (write) store_act(current, ring + (position % CONV_RING) * C + channel);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        sum[i] = round_act(silu(round_act(fmaf(taps[i * TAPS + TAPS - 1], current[i], sum[i]))));
+    }
+    return make_float2(sum[0], sum[1]);
+}
+
+// 1 / sqrt(sum x^2 + eps) over 128 values in shared memory.
+__device__ inline float inverse_norm(const float* x, int lane) {
+    const float4 v = reinterpret_cast<const float4*>(x)[lane];
+    return 1.0f / sqrtf(warp_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w) + L2_EPS);
+}
+
+__device__ inline void add_scaled(float4& sum, const float4& x, float scale) {
+    sum.x = fmaf(x.x, scale, sum.x);
+    sum.y = fmaf(x.y, scale, sum.y);
+    sum.z = fmaf(x.z, scale, sum.z);
+    sum.w = fmaf(x.w, scale, sum.w);
+}
+
+// Sum of the warps' parts, in order; the lane's 4 columns.
+__device__ inline float4 sum_parts(const float4 (&parts)[WARPS][WARP], int lane) {
+    float4 sum = parts[0][lane];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) add_scaled(sum, parts[w][lane], 1.0f);
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2) delta_net_decode_kernel(
+    const bf16* __restrict__ qkvzba, const bf16* __restrict__ conv_weight,
+    const float* __restrict__ a_log, const float* __restrict__ dt_bias,
+    const float* __restrict__ norm_weight, float eps, const int* __restrict__ positions,
+    const int* __restrict__ state_slots, bf16* conv_state, float* recurrent_state,
+    bf16* __restrict__ out, int HK, int HV) {
+    __shared__ __align__(16) float qkv[3][HEAD];
+    __shared__ float4 reads[WARPS][WARP], outputs[WARPS][WARP];
+    const int n = blockIdx.x, row = blockIdx.y;
+    const int slot = state_slots[row], position = positions[row];
+    if (slot < 0) return;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int C = conv_channels(HK, HV), rep = HV / HK, key_head = n / rep;
+    const bf16* x = qkvzba + static_cast<long long>(row) * projection_size(HK, HV);
+
+    // The state's loads are the bulk of the traffic: they go first and are needed last.
+    float4* state = reinterpret_cast<float4*>(
+        recurrent_state + (static_cast<long long>(slot) * HV + n) * HEAD * HEAD) + warp * ROWS * WARP + lane;
+    float4 s[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        s[i] = position > 0 ? state[i * WARP] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+
+    if (threadIdx.x < 3 * HEAD / 2) {
+        const int part = threadIdx.x / (HEAD / 2), dim = threadIdx.x % (HEAD / 2) * 2;
+        const int head = part == 0 ? key_head : part == 1 ? HK + key_head : 2 * HK + n;
+        bf16* ring = conv_state + static_cast<long long>(slot) * CONV_RING * C;
+        const bool write = part == 2 || n % rep == 0;
+        const float2 pair =
+            conv_pair(x, conv_weight, ring, head * HEAD + dim, C, position, write);
+        qkv[part][dim] = pair.x;
+        qkv[part][dim + 1] = pair.y;
+    }
+    const float b = to_float(x[C + HV * HEAD + n]), a = to_float(x[C + HV * HEAD + HV + n]);
+    const float beta = round_act(sigmoid(b));
+    const float alpha = expf(-expf(a_log[n]) * softplus(a + dt_bias[n]));
+    __syncthreads();
+
+    const float q_scale = inverse_norm(qkv[0], lane) * 0.08838834764831845f;  // 1 / sqrt(128)
+    const float k_scale = inverse_norm(qkv[1], lane);
+    float4 read = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        s[i] = make_float4(s[i].x * alpha, s[i].y * alpha, s[i].z * alpha, s[i].w * alpha);
+        add_scaled(read, s[i], qkv[1][warp * ROWS + i] * k_scale);
+    }
+    reads[warp][lane] = read;
+    __syncthreads();
+    read = sum_parts(reads, lane);
+    const float4 v = reinterpret_cast<const float4*>(qkv[2])[lane];
+    const float4 u = make_float4(beta * (v.x - read.x), beta * (v.y - read.y),
+                                 beta * (v.z - read.z), beta * (v.w - read.w));
+    float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        add_scaled(s[i], u, qkv[1][warp * ROWS + i] * k_scale);
+        state[i * WARP] = s[i];
+        add_scaled(o, s[i], qkv[0][warp * ROWS + i] * q_scale);
+    }
+    outputs[warp][lane] = o;
+    __syncthreads();
+    if (warp > 0) return;
+
+    o = sum_parts(outputs, lane);
+    float values[4] = {round_act(o.x), round_act(o.y), round_act(o.z), round_act(o.w)}, z[4];
+    const int at = n * HEAD + lane * 4;
+    load_floats(x + C + at, z);
+    const float4 w = reinterpret_cast<const float4*>(norm_weight)[lane];
+    const float weights[4] = {w.x, w.y, w.z, w.w};
+    gated_norm(values, weights, z, eps);
+    store_act(values, out + static_cast<long long>(row) * HV * HEAD + at);
+}

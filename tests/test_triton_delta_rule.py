@@ -1,0 +1,141 @@
+"""The chunked delta rule in Triton's interpreter, against the NumPy op."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deltaserve.engine.forward_batch import PrefillBatch
+from deltaserve.engine.ops.numpy.ops import NumpyOps
+
+from .batches import prefill_batch
+from .triton_interpreter import load_kernels
+
+delta_rule = load_kernels("delta_rule_prefill")
+import torch  # noqa: E402
+
+pytestmark = pytest.mark.aot
+
+K, V, SLICE = 32, 64, 32
+CHUNK = 64
+SLOTS = 4
+
+
+class Problem:
+    """Fresh random inputs for `tokens` tokens of HK key heads with `rep` value heads each."""
+
+    def __init__(self, tokens: int, key_heads: int, rep: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.key_heads, self.value_heads = key_heads, key_heads * rep
+        self.channels = 2 * key_heads * K + self.value_heads * V
+
+        def random(*shape: int) -> np.ndarray:
+            return rng.standard_normal(shape, dtype=np.float32)
+
+        self.qkv = random(tokens, self.channels)
+        self.qkvzba = random(tokens, self.channels + self.value_heads * (V + 2))
+        self.a_log = random(self.value_heads)
+        self.dt_bias = random(self.value_heads)
+        self.state = random(SLOTS, self.value_heads, K, V)
+
+    def reference(self, batch: PrefillBatch, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        state = self.state.copy()
+        qkv = self.qkv[rows]
+        out = np.empty((len(qkv), self.value_heads * V), np.float32)
+        NumpyOps().delta_rule_prefill(
+            qkv, self.qkvzba[rows], self.a_log, self.dt_bias, batch, state, out
+        )
+        return out, state
+
+    def run(
+        self, batch: PrefillBatch, rows: slice, state: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(out, state) of the two kernels; the given state stays as it is."""
+        qkv, qkvzba = torch.from_numpy(self.qkv[rows]), torch.from_numpy(self.qkvzba[rows])
+        tokens, heads = len(qkv), self.value_heads
+        result = torch.from_numpy(state.copy())
+
+        def poisoned(*shape: int) -> torch.Tensor:
+            return torch.full(shape, float("nan"))
+
+        out = poisoned(tokens, heads * V)
+        q_norm, k_norm = poisoned(tokens, self.key_heads, K), poisoned(tokens, self.key_heads, K)
+        w, u = poisoned(tokens, heads, K), poisoned(tokens, heads, V)
+        p, g = poisoned(tokens, heads, CHUNK), poisoned(tokens, heads)
+        cu_seqlens, starts, slots = map(
+            torch.from_numpy, (batch.cu_seqlens, batch.start_positions, batch.state_slots)
+        )
+        workspace = (q_norm, k_norm, w, u, p, g)
+        num_seqs = batch.num_seqs
+        delta_rule.delta_rule_chunks_kernel[(tokens // CHUNK + 2 * num_seqs, heads)](
+            qkv,
+            qkvzba,
+            torch.from_numpy(self.a_log),
+            torch.from_numpy(self.dt_bias),
+            cu_seqlens,
+            starts,
+            *workspace,
+            num_seqs,
+            self.key_heads,
+            heads,
+            qkv.shape[1],
+            qkvzba.shape[1],
+            K=K,
+            V=V,
+        )
+        delta_rule.delta_rule_states_kernel[(V // SLICE, heads, num_seqs)](
+            *workspace,
+            cu_seqlens,
+            starts,
+            slots,
+            result,
+            out,
+            self.key_heads,
+            heads,
+            K=K,
+            V=V,
+            SLICE=SLICE,
+        )
+        return out.numpy(), result.numpy()
+
+
+@pytest.mark.parametrize(
+    ("spans", "rep"),
+    [
+        ([(0, 1)], 1),
+        ([(0, 150)], 2),
+        ([(64, 200)], 3),
+        ([(37, 75)], 2),
+        ([(0, 5), (128, 129), (10, 90)], 2),
+    ],
+    ids=["one token", "from zero", "carried state", "within chunks", "three sequences"],
+)
+def test_delta_rule_prefill(spans: list[tuple[int, int]], rep: int) -> None:
+    batch = prefill_batch(spans, slots=[2, 0, 3][: len(spans)])
+    problem = Problem(batch.num_tokens, 2, rep, seed=5)
+    expected_out, expected_state = problem.reference(batch, slice(None))
+    out, state = problem.run(batch, slice(None), problem.state)
+    np.testing.assert_allclose(out, expected_out, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(state, expected_state, rtol=2e-3, atol=2e-4)
+
+
+def test_a_split_at_a_chunk_border_gives_the_same_bits() -> None:
+    problem = Problem(200, 1, 2, seed=6)
+    whole, state = problem.run(prefill_batch([(0, 200)], [1]), slice(None), problem.state)
+    head, carried = problem.run(prefill_batch([(0, 128)], [1]), slice(0, 128), problem.state)
+    tail, final = problem.run(prefill_batch([(128, 200)], [1]), slice(128, 200), carried)
+    np.testing.assert_array_equal(np.concatenate([head, tail]), whole)
+    np.testing.assert_array_equal(final, state)
+
+
+def test_similar_keys_with_slow_decay_are_solved_accurately() -> None:
+    """Where (I + A)^-1 by powers of A loses all digits: keys almost alike, beta near 1, g near 0."""
+    problem = Problem(64, 1, 1, seed=7)
+    problem.qkv[:, K : 2 * K] = 1 + 0.1 * problem.qkv[:, K : 2 * K]
+    problem.qkvzba[:, -2] = 5.0
+    problem.qkvzba[:, -1] = -5.0
+    batch = prefill_batch([(0, 64)], [1])
+    expected_out, expected_state = problem.reference(batch, slice(None))
+    out, state = problem.run(batch, slice(None), problem.state)
+    np.testing.assert_allclose(out, expected_out, rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(state, expected_state, rtol=1e-2, atol=1e-3)

@@ -1,0 +1,48 @@
+"""What the files of cuda/ hold, read from their text: kernels and their parameters."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+CUDA = Path(__file__).resolve().parent.parent / "cuda"
+
+_ENTRY = re.compile(
+    r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?'
+    r"(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)"
+)
+_TYPES = {
+    "bf16": "bf16",
+    "float": "fp32",
+    "int": "i32",
+    "unsigned": "u32",
+    "unsigned long long": "u64",
+    "u64": "u64",
+}
+
+
+def include_dirs() -> list[Path]:
+    """Our headers, and CUDA's where the nvidia-cuda-runtime wheel of either version has them."""
+    spec = importlib.util.find_spec("nvidia")
+    found = []
+    for root in spec.submodule_search_locations or () if spec else ():
+        found += [header.parent for header in Path(root).glob("*/include/cuda_bf16.h")]
+    if not found:
+        raise FileNotFoundError("cuda_bf16.h: install nvidia-cuda-runtime-cu12 (or -cuda-runtime)")
+    return [CUDA / "include", found[0]]
+
+
+def parse_signature(parameters: str) -> list[str]:
+    """'const bf16* __restrict__ x, int n' -> ['*bf16', 'i32']"""
+    kinds = []
+    for parameter in parameters.split(","):
+        words = re.sub(r"\b(const|__restrict__)\b", " ", parameter).replace("*", " * ").split()
+        kind = _TYPES[" ".join(word for word in words[:-1] if word != "*")]
+        kinds.append("*" + kind if "*" in words else kind)
+    return kinds
+
+
+def kernels(text: str) -> dict[str, list[str]]:
+    """The kernels of a file: name -> signature."""
+    return {match["name"]: parse_signature(match["parameters"]) for match in _ENTRY.finditer(text)}
