@@ -11,7 +11,7 @@ from collections.abc import Callable
 from .cache import allocate_cache
 from .config import EngineConfig, ModelConfig
 from .device import Device
-from .memory_plan import plan_memory
+from .memory_plan import plan_memory, weight_bytes
 from .model_runner import LogitsHook, ModelRunner
 from .models.buffers import allocate_buffers
 from .models.qwen3_5 import Qwen35Model
@@ -35,7 +35,7 @@ def load_model_runner(
     """Raises ValueError, before the weights are read, for a config or a model that cannot be
     served and for too little memory. `device` replaces the CPU device in tests."""
     model_config = ModelConfig.from_hf(config.model_path)
-    device, ops = _create_backend(config, device)
+    device, ops = _create_backend(config, model_config, device)
     plan = plan_memory(model_config, config, device.mem_info()[0])
     logger.info("memory plan\n%s", plan.table())
     round_bf16 = config.dtype == "bfloat16"
@@ -59,10 +59,14 @@ def load_model_runner(
     )
 
 
-def _create_backend(config: EngineConfig, device: Device | None) -> tuple[Device, Ops]:
+def _create_backend(
+    config: EngineConfig, model_config: ModelConfig, device: Device | None
+) -> tuple[Device, Ops]:
     if config.device == "cuda":
         raise ValueError("device: cuda is not available in this version; use cpu")
     from .ops.numpy import NumpyOps
+    from .ops.numpy.blas_threads import limit_blas_threads
     from .ops.numpy.device import CpuDevice
 
+    limit_blas_threads(weight_bytes(model_config))
     return device or CpuDevice(), NumpyOps(round_bf16=config.dtype == "bfloat16")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from deltaserve.engine.ops.numpy.blas_threads import ENVIRONMENT
 from deltaserve.engine.ops.numpy.device import CpuDevice, host_memory
 
 
@@ -86,3 +90,20 @@ def test_host_memory_within_the_control_group(
         (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroup / name).write_text(content + "\n")
     assert host_memory(meminfo, cgroup) == expected
+
+
+def test_blas_threads_of_a_small_model() -> None:
+    """In a fresh interpreter: the setting is the process's."""
+    code = """
+import ctypes, pathlib, numpy as np
+from deltaserve.engine.ops.numpy.blas_threads import limit_blas_threads
+libs = pathlib.Path(np.__file__).parent.with_name("numpy.libs").glob("lib*openblas*")
+path = next(libs, None)
+count = (lambda: 1) if path is None else ctypes.CDLL(str(path)).scipy_openblas_get_num_threads64_
+before = count()
+assert limit_blas_threads(1 << 40) is None and count() == before
+limit_blas_threads(1 << 20)
+assert count() == 1, count()
+"""
+    environment = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from deltaserve.engine import LLM, Completion, SamplingParams
 from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.memory_plan import block_bytes, plan_memory
+from deltaserve.engine.ops.numpy.device import CpuDevice
+from deltaserve.engine.ops.numpy.sampling import draw_id, random_bits
 from deltaserve.engine.request_queue import QueueFullError, RequestTooLargeError
 from deltaserve.engine.sequence import FinishReason
 from tests.tiny_checkpoint import NUM_TOKENS
@@ -91,6 +94,25 @@ def test_a_seed_repeats_and_its_absence_does_not(llm: LLM) -> None:
     assert run(5) == run(5)
     assert run(5) != run(6)
     assert run(None) != run(None)
+
+
+def test_a_draw_is_keyed_by_the_seed_and_the_tokens_position(directory: Path) -> None:
+    rows: dict[int, np.ndarray] = {}
+    engine = LLMEngine(
+        engine_config(directory),
+        logits_hook=lambda name, position, row: rows.update({position: row.copy()}),
+    )
+    params = SamplingParams(max_tokens=12, seed=-3, top_p=0.9, ignore_eos=True)
+    engine.add_request("a", [1, 2, 3, 4, 5], params)
+    ids = token_ids(run_to_end(engine)["a"])
+    engine.close()
+    assert sorted(rows) == list(range(5, 17))
+    seeds, positions = np.full(12, 2**64 - 3, np.uint64), np.arange(5, 17, dtype=np.uint64)
+    expected = [
+        draw_id(rows[position][:NUM_TOKENS], 1.0, 0, np.float32(0.9), 0.0, bits)
+        for position, bits in enumerate(random_bits(seeds, positions).tolist(), start=5)
+    ]
+    assert ids == expected
 
 
 def test_the_engines_seed_makes_unseeded_requests_repeatable(directory: Path) -> None:
@@ -284,6 +306,33 @@ def test_plan_fits_what_is_available(directory: Path) -> None:
     assert plan.capacity.max_model_len == 1024
     assert plan.capacity.num_blocks == 64 * 16  # no more than all sequences can fill
     assert "KV blocks" in plan.table()
+
+
+class CountingDevice(CpuDevice):
+    """Adds up what it hands out."""
+
+    num_bytes = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        array = super().empty(shape, dtype)
+        self.num_bytes += array.nbytes
+        return array
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        array = super().zeros(shape, dtype)
+        self.num_bytes += array.nbytes
+        return array
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_plan_is_what_is_allocated(tmp_path: Path, tied: bool) -> None:
+    """Within 4 KiB and 1 %: the plan leaves out a few arrays of a number a sequence."""
+    write_tiny_model(tmp_path, tie_word_embeddings=tied)
+    config, device = engine_config(tmp_path), CountingDevice()
+    plan = plan_memory(ModelConfig.from_hf(tmp_path), config, 1 << 30)
+    LLMEngine(config, device=device).close()
+    planned = sum(size for _, size in plan.rows)
+    assert abs(planned - device.num_bytes) <= 4096 + planned / 100
 
 
 def test_plan_refuses_with_numbers(directory: Path) -> None:

@@ -16,6 +16,8 @@ from tests.tiny_checkpoint import write_checkpoint, write_tokenizer
 BLOCK_SIZE = 64
 
 _DIMS: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
     "hidden_size": 32,
     "intermediate_size": 48,
     "linear_num_key_heads": 2,
