@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="models/demo", help="folder with tokenizer.json")
     parser.add_argument("--out", required=True)
     parser.add_argument("--minutes", type=float, default=7.0, help="training alone")
-    parser.add_argument("--batch", type=int, default=64, help="rows a step")
+    parser.add_argument("--batch", type=int, default=32, help="rows a step")
     parser.add_argument("--seq", type=int, default=2048, help="tokens a row, a multiple of 64")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=4e-3)
