@@ -13,7 +13,7 @@ import uuid
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError
+from .errors import internal_error
 
 logger = logging.getLogger("deltaserve.access")
 
@@ -58,8 +58,7 @@ class RequestLog:
             logger.exception("request %s failed", request_id)
             if status is not None:
                 raise
-            error = ApiError(500, f"internal error; the request id is {request_id}")
-            await error.response()(scope, receive, send_noting)
+            await internal_error(request_id).response()(scope, receive, send_noting)
         finally:
             level = logging.DEBUG if path in _QUIET else logging.INFO
             logger.log(

@@ -7,6 +7,7 @@ length and the queue are the engine's to check: its refusals pass through with t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -20,7 +21,7 @@ from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable, R
 from deltaserve.engine.output_processor import OutputProcessor, TextLogprob, TextOutput
 from deltaserve.engine.sequence import FinishReason, RequestOutput
 
-from .errors import ApiError, JsonResponse
+from .errors import ApiError, JsonResponse, internal_error
 from .protocol import (
     Choice,
     Completion,
@@ -33,6 +34,8 @@ from .protocol import (
 from .request_body import read_json_body
 from .state import ServerState
 from .streaming import DONE, EventStream, event, until_disconnect
+
+logger = logging.getLogger("deltaserve")
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -208,6 +211,11 @@ async def _events(request: Request, answer: _Answer) -> AsyncGenerator[bytes, No
     except ApiError as error:
         finish = "error"
         yield event(error.body())
+    except Exception:
+        finish = "error"
+        request_id = request.state.request_id
+        logger.exception("request %s failed", request_id)
+        yield event(internal_error(request_id).body())
     finally:
         _note(request, answer, finish or "abort")
     yield DONE

@@ -49,6 +49,11 @@ class ApiError(Exception):
         return JsonResponse(self.body(), self.status, self.headers)
 
 
+def internal_error(request_id: str) -> ApiError:
+    """For bugs of ours: the log has the rest under this id."""
+    return ApiError(500, f"internal error; the request id is {request_id}")
+
+
 class JsonResponse(Response):
     """JSON by msgspec: plain objects and msgspec structs."""
 

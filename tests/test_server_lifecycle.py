@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .scripted_engine import ENDLESS, output_id
+from .scripted_engine import ENDLESS, HANG, output_id
 from .server_process import ServerProcess, is_alive, start_scripted, wait_until
 
 Start = Callable[..., ServerProcess]
@@ -159,6 +159,17 @@ def test_a_killed_engine(start: Start) -> None:
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
     assert list(server.temporary.iterdir()) == []
+
+
+def test_a_stuck_engine(start: Start) -> None:
+    server = start(step_timeout=2.0).wait_ready()
+    stream = Stream(server, [HANG], 5)
+    assert "the engine is stuck" in stream.finish()[-1]["error"]["message"]
+    for path in ("/health", "/ready"):
+        assert server.client.get(path).status_code == 503
+    engine_pid = server.engine_pid
+    server.signal(signal.SIGTERM)
+    assert_clean_end(server, engine_pid)
 
 
 def test_a_killed_server_takes_its_engine_along(start: Start) -> None:
