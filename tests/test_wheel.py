@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from .tiny_checkpoint import write_checkpoint, write_tokenizer
+
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("engine", "server", "cuda", "triton_aot")
 KERNEL_FILES = {"cuda": {".cu", ".cuh", ".md"}, "triton_aot/kernels": {".py"}}
@@ -112,3 +114,16 @@ def test_engine_and_server_import_without_extras(environment: Path) -> None:
         "print([name for name in extras if importlib.util.find_spec(name)])"
     )
     assert run(environment / "python", "-c", code, cwd=environment).strip() == "[]"
+
+
+def test_the_installed_engine_generates(environment: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    write_tokenizer(tmp_path)
+    code = (
+        "from deltaserve.engine.llm import LLM\n"
+        "from deltaserve.engine.sampling_params import SamplingParams\n"
+        "params = SamplingParams(max_tokens=5, ignore_eos=True)\n"
+        f"with LLM({str(tmp_path)!r}, device='cpu') as llm:\n"
+        "    print(len(llm.generate('a prompt', params)[0].token_ids))"
+    )
+    assert run(environment / "python", "-c", code, cwd=environment).strip() == "5"
