@@ -129,7 +129,7 @@ def test_a_split_at_a_chunk_border_gives_the_same_bits() -> None:
 
 
 def test_similar_keys_with_slow_decay_are_solved_accurately() -> None:
-    """Where (I + A)^-1 by powers of A loses all digits: keys almost alike, beta near 1, g near 0."""
+    """Where powers of A lose all digits: keys almost alike, beta near 1, g near 0."""
     problem = Problem(64, 1, 1, seed=7)
     problem.qkv[:, K : 2 * K] = 1 + 0.1 * problem.qkv[:, K : 2 * K]
     problem.qkvzba[:, -2] = 5.0

@@ -3,7 +3,7 @@
     out = softmax(q k^T / sqrt(D)) v  >act  * (sigmoid(gate) >act)  >act
 
     q       act [T, NQ, D]                    qgkv   act [T, (2 NQ + 2 NKV) * D], gate heads second
-    caches  act [num_rows, D], which is [blocks, NKV, block_size, D]; block_size a multiple of TILE_N
+    caches  act [rows, D], which is [blocks, NKV, block_size, D]; block_size a multiple of TILE_N
     out     act [T, NQ * D]
 
 Row t of sequence b is at position start_positions[b] + t - cu_seqlens[b] and attends to positions
@@ -77,7 +77,7 @@ def attention_prefill_kernel(
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Grid (NQ, T // TILE_M + B): the query heads of a KV head run side by side, long rows first."""
+    """Grid (NQ, T // TILE_M + B): the query heads of a KV head side by side, long rows first."""
     head = tl.program_id(0)
     index = tl.num_programs(1) - 1 - tl.program_id(1)
     b, tile = sequence_of_tile(cu_seqlens, NUM_SEQS, index, TILE_M, 1)

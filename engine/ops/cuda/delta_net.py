@@ -1,0 +1,156 @@
+"""Linear attention: cuda/causal_conv1d.cu, cuda/delta_net_decode.cu and
+triton_aot/kernels/delta_rule_prefill.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...forward_batch import DecodeBatch, PrefillBatch
+from ..base import DELTA_CHUNK
+from .kernels import Kernels
+
+Array = Any
+
+HEAD = 128  # K = V
+_CHANNELS = 8  # a thread of the convolution
+_CONV_THREADS = 128
+_CONV_TOKENS = 16
+
+
+class PrefillWorkspace:
+    """What the two kernels of `delta_rule_prefill` hand over, for up to `max_tokens` tokens.
+    `empty(shape, dtype)` allocates."""
+
+    def __init__(
+        self, empty: Any, act_dtype: Any, max_tokens: int, key_heads: int, value_heads: int
+    ) -> None:
+        self.q_norm = empty((max_tokens, key_heads, HEAD), act_dtype)
+        self.k_norm = empty((max_tokens, key_heads, HEAD), act_dtype)
+        self.w = empty((max_tokens, value_heads, HEAD), act_dtype)
+        self.u = empty((max_tokens, value_heads, HEAD), act_dtype)
+        self.p = empty((max_tokens, value_heads, DELTA_CHUNK), act_dtype)
+        self.g = empty((max_tokens, value_heads), "float32")
+
+
+def causal_conv1d(
+    kernels: Kernels,
+    qkvzba: Array,
+    weight: Array,
+    batch: PrefillBatch,
+    conv_state: Array,
+    out: Array,
+) -> None:
+    tokens, channels = out.shape
+    assert channels % _CHANNELS == 0 and qkvzba.shape[1] % _CHANNELS == 0
+    columns = -(-channels // _CHANNELS // _CONV_THREADS)
+    sequences = (batch.cu_seqlens, batch.start_positions, batch.state_slots)
+    kernels.launch(
+        "causal_conv1d",
+        (columns, -(-tokens // _CONV_TOKENS), 1),
+        _CONV_THREADS,
+        qkvzba,
+        weight,
+        *sequences,
+        conv_state,
+        out,
+        tokens,
+        batch.num_seqs,
+        channels,
+        qkvzba.shape[1],
+    )
+    kernels.launch(
+        "conv_state_update",
+        (columns, batch.num_seqs, 1),
+        _CONV_THREADS,
+        qkvzba,
+        *sequences,
+        conv_state,
+        channels,
+        qkvzba.shape[1],
+    )
+
+
+def delta_rule_prefill(
+    kernels: Kernels,
+    qkv: Array,
+    qkvzba: Array,
+    a_log: Array,
+    dt_bias: Array,
+    batch: PrefillBatch,
+    recurrent_state: Array,
+    workspace: PrefillWorkspace,
+    out: Array,
+) -> None:
+    tokens, channels = qkv.shape
+    _, value_heads, key_dim, value_dim = recurrent_state.shape
+    key_heads = (channels - value_heads * value_dim) // (2 * key_dim)
+    assert key_dim == value_dim == HEAD and tokens <= len(workspace.q_norm)
+    w = workspace
+    parts = (w.q_norm, w.k_norm, w.w, w.u, w.p, w.g)
+    kernels.launch(
+        "delta_rule_chunks",
+        (tokens // DELTA_CHUNK + 2 * batch.num_seqs, value_heads, 1),
+        0,
+        qkv,
+        qkvzba,
+        a_log,
+        dt_bias,
+        batch.cu_seqlens,
+        batch.start_positions,
+        *parts,
+        batch.num_seqs,
+        key_heads,
+        value_heads,
+        channels,
+        qkvzba.shape[1],
+    )
+    columns = kernels.constant("delta_rule_states", "SLICE")
+    kernels.launch(
+        "delta_rule_states",
+        (value_dim // columns, value_heads, batch.num_seqs),
+        0,
+        *parts,
+        batch.cu_seqlens,
+        batch.start_positions,
+        batch.state_slots,
+        recurrent_state,
+        out,
+        key_heads,
+        value_heads,
+    )
+
+
+def delta_net_decode(
+    kernels: Kernels,
+    qkvzba: Array,
+    conv_weight: Array,
+    a_log: Array,
+    dt_bias: Array,
+    norm_weight: Array,
+    eps: float,
+    batch: DecodeBatch,
+    conv_state: Array,
+    recurrent_state: Array,
+    out: Array,
+) -> None:
+    _, value_heads, key_dim, value_dim = recurrent_state.shape
+    key_heads = (conv_state.shape[2] - value_heads * value_dim) // (2 * key_dim)
+    assert key_dim == value_dim == HEAD
+    kernels.launch(
+        "delta_net_decode",
+        (value_heads, batch.num_rows, 1),
+        256,
+        qkvzba,
+        conv_weight,
+        a_log,
+        dt_bias,
+        norm_weight,
+        eps,
+        batch.positions,
+        batch.state_slots,
+        conv_state,
+        recurrent_state,
+        out,
+        key_heads,
+        value_heads,
+    )

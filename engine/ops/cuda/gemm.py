@@ -1,0 +1,125 @@
+"""GEMM: picks the tile of triton_aot/kernels/gemm.py for a shape, and the order of its sums.
+
+The tile may depend on the number of rows; the number of K segments may not. One kernel family
+serves decode and prompt rows, so `linear` and `linear_decode` are the same function.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from ..base import MAX_SEGMENTS
+from .kernels import Kernels
+
+Array = Any
+
+_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*")
+_SEGMENT_STEP = 128
+"""Segments of K are multiples of this, which every tile's BLOCK_K divides."""
+
+
+class GemmTile(NamedTuple):
+    kernel: str
+    persistent: bool
+    columns: int
+    rows: int
+    block_k: int
+
+
+class Gemm:
+    """Launches GEMMs on one architecture."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._table = kernels.gemm_tiles
+        self._chosen: dict[tuple[str, int, int, int], GemmTile] = {}
+
+    def linear(self, x: Array, weight: Array, out: Array) -> None:
+        """bf16 out."""
+        self._launch("bf16", x, weight, out, weight.shape[0], 1)
+
+    def linear_fp32(self, x: Array, weight: Array, out: Array) -> None:
+        """fp32 out [M, N]."""
+        self._launch("fp32", x, weight, out, weight.shape[0], 1)
+
+    def linear_partials(self, x: Array, weight: Array, out: Array) -> None:
+        """fp32 out [S, M, N], S = num_segments."""
+        segments = self.num_segments(*weight.shape)
+        assert out.shape[0] == segments
+        self._launch("fp32", x, weight, out, weight.shape[0], segments)
+
+    def linear_silu_mul(self, x: Array, weight: Array, out: Array) -> None:
+        """bf16 out [M, N], weight [2 N, K]."""
+        self._launch("silu_mul", x, weight, out, weight.shape[0] // 2, 1)
+
+    def num_segments(self, n: int, k: int) -> int:
+        """A constant of (architecture, N, K)."""
+        rule = self._table["segments"]
+        fixed: int | None = rule["shapes"].get(f"{n}x{k}")
+        if fixed is not None:
+            return fixed
+        segments = 1
+        while (
+            2 * segments <= MAX_SEGMENTS
+            and -(-n // rule["tile"]) * 2 * segments <= rule["max_programs"]
+            and k // (2 * segments) >= rule["min_length"]
+        ):
+            segments *= 2
+        return segments
+
+    def tile_name(self, form: str, n: int, k: int, m: int) -> str:
+        """The name of the tile for a shape."""
+        table = self._table
+        row = table["shapes"].get(f"{form}:{n}x{k}")
+        if row is None:
+            row = table["default"][form]["wide" if n >= table["wide_from"] else "narrow"]
+        bucket = sum(m > end for end in table["buckets"])
+        name: str = row[bucket]
+        return name
+
+    def _tile(self, form: str, n: int, k: int, m: int) -> GemmTile:
+        bucket = sum(m > end for end in self._table["buckets"])
+        key = (form, n, k, bucket)
+        if key not in self._chosen:
+            self._chosen[key] = named_tile(form, self.tile_name(form, n, k, m))
+        return self._chosen[key]
+
+    def _launch(
+        self, form: str, x: Array, weight: Array, out: Array, n: int, segments: int
+    ) -> None:
+        m, k = x.shape
+        assert weight.shape[1] == k and out.shape[-2:] == (m, n), (x.shape, weight.shape, out.shape)
+        segment = -(-k // segments // _SEGMENT_STEP) * _SEGMENT_STEP
+        self.launch_tile(self._tile(form, n, k, m), x, weight, out, n, segment, segments)
+
+    def launch_tile(
+        self,
+        tile: GemmTile,
+        x: Array,
+        weight: Array,
+        out: Array,
+        n: int,
+        segment: int,
+        segments: int,
+    ) -> None:
+        """One GEMM with a given tile, which `_tile` or a test chose."""
+        m, k = x.shape
+        assert k % tile.block_k == 0 and segment % tile.block_k == 0, (tile, k, segment)
+        row_tiles, column_tiles = -(-m // tile.rows), -(-n // tile.columns)
+        if tile.persistent:
+            programs = row_tiles * column_tiles * segments
+            grid = (min(programs, self._kernels.num_multiprocessors), 1, 1)
+        else:
+            grid = (row_tiles, column_tiles, segments)
+        self._kernels.launch(tile.kernel, grid, 0, x, weight, out, m, n, k, segment)
+
+
+def named_tile(form: str, name: str) -> GemmTile:
+    """The tile of a name, for tools that try tiles one by one."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"no GEMM tile is named {name!r}")
+    block_n, block_m, block_k = map(int, match.groups()[1:])
+    columns = block_n // 2 if form == "silu_mul" else block_n
+    return GemmTile(f"gemm.{form}.{name}", match[1] == "persistent", columns, block_m, block_k)

@@ -1,0 +1,143 @@
+"""Manifest -> loaded kernels, and their launch. Owns the CuPy modules; knows no op.
+
+The manifest (triton_aot/build.py) says for each kernel of an architecture which cubin it lies in,
+the types of its arguments, its shared memory, and how much global scratch a program needs. Triton's
+kernels take two pointers more than they declare: that scratch, and one for profiling.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...data_files import find_data_dir
+from .kernels import Grid
+
+Array = Any
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "i32": np.int32,
+    "u32": np.uint32,
+    "u64": np.uint64,
+    "fp32": np.float32,
+}
+_DTYPES = {
+    "*bf16": "bfloat16",
+    "*fp32": "float32",
+    "*i32": "int32",
+    "*u32": "uint32",
+    "*u64": "uint64",
+}
+_STATIC_SHARED = 48 * 1024
+"""Bytes of dynamic shared memory that a kernel may use without asking."""
+
+
+def read_manifest(folder: Path | None = None) -> dict[str, Any]:
+    """manifest.json of the installation; FileNotFoundError with what to do where there is none."""
+    path = (folder or find_data_dir("triton_aot")) / "manifest.json"
+    if not path.exists():
+        raise FileNotFoundError(f"no compiled kernels: {path} is missing (make aot)")
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    return manifest
+
+
+class _Kernel:
+    """One loaded kernel; loaded when it is first asked for."""
+
+    def __init__(self, function: Any, entry: dict[str, Any]) -> None:
+        self.function = function
+        self.threads: int = entry.get("threads", 0)
+        self.is_triton = "threads" in entry
+        self.dynamic_shared: int = entry["shared"] if self.is_triton else 0
+        self.scratch: int = entry.get("global_scratch", 0)
+        self.signature: tuple[str, ...] = tuple(entry["signature"])
+
+
+class KernelLibrary:
+    """The kernels of one architecture on the current device."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._folder = folder or find_data_dir("triton_aot")
+        device = cupy.cuda.Device()
+        manifest = read_manifest(self._folder)
+        self.arch = f"sm_{device.compute_capability}"
+        if self.arch not in manifest["archs"]:
+            raise ValueError(
+                f"this GPU is {self.arch}; kernels are compiled for "
+                f"{', '.join(sorted(manifest['archs']))}"
+            )
+        own = manifest["archs"][self.arch]
+        self._entries: dict[str, dict[str, Any]] = own["kernels"]
+        self.gemm_tiles: dict[str, Any] = own["gemm_tiles"]
+        self.num_multiprocessors: int = device.attributes["MultiProcessorCount"]
+        self._modules: dict[str, Any] = {}
+        self._kernels: dict[str, _Kernel] = {}
+        largest = max((e.get("global_scratch", 0) for e in self._entries.values()), default=0)
+        # Programs past the end of a varlen grid return before they touch their part; all others
+        # are in flight on one stream, one launch after the other, so one buffer serves all.
+        self._scratch_size = largest * MAX_SCRATCH_PROGRAMS
+        self._scratch = cupy.empty((max(self._scratch_size, 1),), np.uint8)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    def constant(self, name: str, constant: str) -> int:
+        return int(self._entries[name]["constants"][constant])
+
+    def load(self, name: str) -> None:
+        """Loads a kernel now rather than at its first launch, which must not happen in a graph."""
+        self._kernel(name)
+
+    def launch(self, name: str, grid: Grid, threads: int, *args: Any) -> None:
+        """See `Kernels.launch`; on the current stream."""
+        kernel = self._kernels.get(name) or self._kernel(name)
+        assert len(args) == len(kernel.signature), (name, len(args), len(kernel.signature))
+        values: list[Any] = []
+        for kind, argument in zip(kernel.signature, args, strict=True):
+            if kind[0] == "*":
+                assert argument.dtype.name == _DTYPES[kind], (name, kind, argument.dtype)
+                assert argument.flags.c_contiguous, name
+                values.append(argument)
+            else:
+                values.append(_SCALARS[kind](argument))
+        if kernel.is_triton:
+            needed = kernel.scratch * grid[0] * grid[1] * grid[2]
+            assert needed <= self._scratch_size, (name, grid)
+            values += [self._scratch if kernel.scratch else None, None]
+        kernel.function(
+            grid, (threads or kernel.threads, 1, 1), tuple(values), kernel.dynamic_shared
+        )
+
+    def _kernel(self, name: str) -> _Kernel:
+        if name not in self._kernels:
+            entry = self._entries[name]
+            function = self._module(entry["file"]).get_function(entry["function"])
+            kernel = _Kernel(function, entry)
+            if kernel.dynamic_shared > _STATIC_SHARED:
+                from cupy_backends.cuda.api import driver
+
+                driver.funcSetAttribute(
+                    function.ptr,
+                    driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    kernel.dynamic_shared,
+                )
+            self._kernels[name] = kernel
+        return self._kernels[name]
+
+    def _module(self, file: str) -> Any:
+        if file not in self._modules:
+            module = self._cupy.cuda.function.Module()
+            module.load((self._folder / file).read_bytes())
+            self._modules[file] = module
+        return self._modules[file]
+
+
+MAX_SCRATCH_PROGRAMS = 1 << 14
+"""Programs of one launch of a kernel with global scratch (tensor descriptors, 384 bytes each)."""

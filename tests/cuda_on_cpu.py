@@ -1,0 +1,95 @@
+"""Compiles a file of cuda/ with the host's C++ compiler and launches its kernels on NumPy arrays.
+
+For tests of indices and formulas without a GPU; what it can and cannot show is said in
+cuda_on_cpu.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TESTS.parent / "triton_aot"))
+
+from cuda_sources import CUDA, kernels  # noqa: E402
+
+_SCALARS = {
+    "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "fp32": ctypes.c_float,
+}
+_DTYPES = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp32": np.dtype(np.float32),
+    "i32": np.dtype(np.int32),
+    "u32": np.dtype(np.uint32),
+    "u64": np.dtype(np.uint64),
+}
+
+
+class CpuKernels:
+    """The kernels of cuda/*.cu on NumPy arrays, as `deltaserve.engine.ops.cuda.kernels.Kernels`.
+
+    A file is compiled when one of its kernels is first launched. Triton's kernels are not here."""
+
+    num_multiprocessors = 3
+    gemm_tiles: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        if shutil.which("g++") is None:
+            pytest.skip("needs g++")
+        self._sources: dict[str, tuple[Path, list[str]]] = {}
+        for path in sorted(CUDA.glob("*.cu")):
+            for kernel, signature in kernels(path.read_text()).items():
+                self._sources[kernel.removesuffix("_kernel")] = (path, signature)
+        self._libraries: dict[Path, ctypes.CDLL] = {}
+
+    def constant(self, name: str, constant: str) -> int:
+        raise AssertionError(f"{name} is no CUDA C++ kernel")
+
+    def launch(self, name: str, grid: tuple[int, int, int], threads: int, *args: Any) -> None:
+        """Arrays must be contiguous and of the parameter's dtype."""
+        path, signature = self._sources[name]
+        if path not in self._libraries:
+            self._libraries[path] = compile_source(path)
+        assert len(signature) == len(args), (name, len(signature), len(args))
+        values = []
+        for kind, argument in zip(signature, args, strict=True):
+            if kind.startswith("*"):
+                assert argument.flags.c_contiguous, name
+                assert argument.dtype == _DTYPES[kind[1:]], (name, argument.dtype, kind)
+                values.append(ctypes.c_void_p(argument.ctypes.data))
+            else:
+                values.append(_SCALARS[kind](argument))
+        pointers = (ctypes.c_void_p * len(values))(
+            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
+        )
+        launcher = getattr(self._libraries[path], f"launch_{name}_kernel")
+        launcher((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), pointers)
+
+
+def compile_source(path: Path) -> ctypes.CDLL:
+    """One .cu file as a library with a function `launch_<kernel>` for each of its kernels."""
+    launchers = "".join(f"\nLAUNCHER({name})" for name in kernels(path.read_text()))
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "kernels.so"
+        unit = Path(folder) / "unit.cc"
+        unit.write_text(f'#include "cuda_on_cpu.h"\n#include "{path}"\n{launchers}\n')
+        (Path(folder) / "cuda_bf16.h").touch()
+        includes = [f"-I{place}" for place in (TESTS, folder, CUDA / "include")]
+        flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+        command = ["g++", *flags, *includes, str(unit), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return ctypes.CDLL(str(library))
