@@ -243,8 +243,8 @@ class Scheduler:
         and in replay its outputs), beside what running sequences still lack for theirs and one
         block more for each of them. So an admission does not make a running sequence preempt
         before each has filled another block; and a step that preempts admits nobody, for the last
-        to be preempted is the head, needs all its blocks back, and someone took one. Nobody
-        overtakes the head: a large request would starve behind small ones.
+        to be preempted is the head, and what it gave up is taken by or owed to an older one.
+        Nobody overtakes the head: a large request would starve behind small ones.
         """
         if not self._waiting or not self._slots.num_free:
             return
