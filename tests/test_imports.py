@@ -112,6 +112,13 @@ def test_models_see_the_ops_protocol_and_no_backend() -> None:
         assert not offences(ours - models, MODEL_VIEW), name
 
 
+def test_the_loader_alone_chooses_a_backend() -> None:
+    backends = ("deltaserve.engine.ops.numpy", "deltaserve.engine.ops.cuda")
+    for name, path in MODULES.items():
+        if name != "deltaserve.engine.model_loader" and not within(name, *backends):
+            assert not [used for used in imported_by(path) if within(used, *backends)], name
+
+
 def test_cupy_is_imported_by_the_cuda_ops_alone() -> None:
     for name, path in MODULES.items():
         if not within(name, "deltaserve.engine.ops.cuda"):
