@@ -7,16 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from deltaserve.engine import LLM, Completion, SamplingParams
-from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.llm_engine import LLMEngine
-from deltaserve.engine.memory_plan import block_bytes, plan_memory
-from deltaserve.engine.ops.numpy.device import CpuDevice
 from deltaserve.engine.ops.numpy.sampling import draw_id, random_bits
 from deltaserve.engine.request_queue import QueueFullError, RequestTooLargeError
 from deltaserve.engine.sequence import FinishReason
@@ -288,66 +284,6 @@ def test_progress_reports_loading(directory: Path) -> None:
 def test_cuda_is_refused_in_words(directory: Path) -> None:
     with pytest.raises(ValueError, match="device: cuda"):
         LLMEngine(dataclasses.replace(engine_config(directory), device="cuda"))
-
-
-# ---- the memory plan ----------------------------------------------------------------------------
-
-
-def test_plan_fits_what_is_available(directory: Path) -> None:
-    model = ModelConfig.from_hf(directory)
-    config = dataclasses.replace(
-        engine_config(directory), kv_cache_memory=None, max_num_seqs=None, max_model_len=None
-    )
-    for available in (16 << 20, 64 << 20, 1 << 30):
-        plan = plan_memory(model, config, available)
-        assert sum(size for _, size in plan.rows) <= available
-        assert plan.capacity.max_model_len <= plan.capacity.num_blocks * plan.capacity.block_size
-    assert plan.capacity.num_state_slots == 64
-    assert plan.capacity.max_model_len == 1024
-    assert plan.capacity.num_blocks == 64 * 16  # no more than all sequences can fill
-    assert "KV blocks" in plan.table()
-
-
-class CountingDevice(CpuDevice):
-    """Adds up what it hands out."""
-
-    num_bytes = 0
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        array = super().empty(shape, dtype)
-        self.num_bytes += array.nbytes
-        return array
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        array = super().zeros(shape, dtype)
-        self.num_bytes += array.nbytes
-        return array
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_plan_is_what_is_allocated(tmp_path: Path, tied: bool) -> None:
-    """Within 4 KiB and 1 %: the plan leaves out a few arrays of a number a sequence."""
-    write_tiny_model(tmp_path, tie_word_embeddings=tied)
-    config, device = engine_config(tmp_path), CountingDevice()
-    plan = plan_memory(ModelConfig.from_hf(tmp_path), config, 1 << 30)
-    LLMEngine(config, device=device).close()
-    planned = sum(size for _, size in plan.rows)
-    assert abs(planned - device.num_bytes) <= 4096 + planned / 100
-
-
-def test_plan_refuses_with_numbers(directory: Path) -> None:
-    model = ModelConfig.from_hf(directory)
-    config = engine_config(directory)
-    with pytest.raises(ValueError, match=r"available memory: too small.*MiB"):
-        plan_memory(model, config, 1 << 20)
-    with pytest.raises(ValueError, match="kv_cache_memory: too small"):
-        small = dataclasses.replace(config, kv_cache_memory=100)
-        plan_memory(model, small, 1 << 30)
-    with pytest.raises(ValueError, match="max_model_len: 1025 is over the model's 1024 positions"):
-        plan_memory(model, dataclasses.replace(config, max_model_len=1025), 1 << 30)
-    with pytest.raises(ValueError, match="take 16 blocks of 64 and there is room for 3"):
-        three = dataclasses.replace(config, kv_cache_memory=3 * block_bytes(model, 64))
-        plan_memory(model, three, 1 << 30)
 
 
 def test_importing_the_package_loads_no_numpy() -> None:
