@@ -30,8 +30,7 @@ Request = tuple[tuple[int, ...], SamplingParams]
 
 @dataclass(frozen=True)
 class Traffic:
-    """`events()`, in order: a request arrives, the request so many before the newest is
-    aborted, or None: a step runs."""
+    """`events()`, in order: a request arrives, a number says whom to abort, or None: a step."""
 
     capacity: Capacity
     max_num_seqs: int | None
@@ -42,14 +41,14 @@ class Traffic:
     abort_rate: float
     seed: int
 
-    def events(self) -> Iterator[Request | int | None]:
+    def events(self) -> Iterator[Request | float | None]:
         rng = random.Random(self.seed)
-        for _ in range(self.num_requests):
+        for left in reversed(range(self.num_requests)):
             yield self._request(rng)
-            for _ in range(rng.randint(0, 2 * self.steps_per_request)):
+            for _ in range(rng.randint(0, 2 * self.steps_per_request) if left else 150):
                 yield None
                 if rng.random() < self.abort_rate:
-                    yield rng.randrange(6)
+                    yield rng.random()
 
     def _request(self, rng: random.Random) -> Request:
         """One that fits alone; mostly a short prompt with a long output, which is what preempts."""
@@ -126,12 +125,13 @@ class CheckedLoop(OverlappedLoop):
         self.scheduler.add(seq)
         self.sequences.append(seq)
 
-    def abort(self, age: int) -> None:
-        if age >= len(self.sequences):
-            return
-        seq = self.sequences[-1 - age]
+    def abort(self, choice: float) -> None:
+        """Aborts the youngest in one of the states there are, the rare ones as likely as others."""
+        states = sorted({describe(seq) for seq in self.sequences})
+        state = states[int(choice * len(states))]
+        seq = next(seq for seq in reversed(self.sequences) if describe(seq) == state)
         was_live = seq.status is not SequenceStatus.FINISHED
-        self.aborted_when.add(describe(seq))
+        self.aborted_when.add(state)
         assert self.scheduler.abort(seq.request_id) is was_live
         if was_live:
             self.aborted.add(seq.request_id)
@@ -221,7 +221,7 @@ def play(traffic: Traffic) -> CheckedLoop:
     for entry in traffic.events():
         if entry is None:
             loop.step()
-        elif isinstance(entry, int):
+        elif isinstance(entry, float):
             loop.abort(entry)
         else:
             loop.add(*entry)
@@ -269,10 +269,10 @@ def test_crowded_pool_with_many_preemptions_and_aborts() -> None:
     model = ScriptedModel(vocab_size=200, non_finite_every=400)
     num_preemptions, aborted_when = 0, set[str]()
     for seed in range(30):
-        loop = play(Traffic(capacity, None, 1 + seed % 2, model, 12, 8, 0.1, seed))
+        loop = play(Traffic(capacity, None, 1 + seed % 2, model, 20, 5, 0.05, seed))
         check_outputs(loop, model)
         num_preemptions += loop.scheduler.stats.num_preemptions
         aborted_when |= loop.aborted_when
-    assert num_preemptions > 30
+    assert num_preemptions > 50
     often = {"waiting", "decode", "last token issued", "preempted", "replay", "finished"}
     assert aborted_when >= often
