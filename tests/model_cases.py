@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tests.tiny_checkpoint import text_tensor_shapes, tiny_hf_config, write_safetensors
@@ -103,11 +104,14 @@ def input_ids(case: str) -> list[int]:
     return (bits % np.uint64(vocab)).astype(int).tolist()
 
 
-def write_case(case: str, directory: Path) -> None:
-    """A checkpoint in Hugging Face layout."""
+def write_case(case: str, directory: Path, *, bf16: bool = False) -> None:
+    """A checkpoint in Hugging Face layout; `bf16` rounds all weights, as transformers does to the
+    ones that Qwen3.5 stores in fp32 too when it loads a model in bf16."""
     (directory / "config.json").write_text(json.dumps(hf_config(case)))
     named = {
-        name if name == "lm_head.weight" else f"model.{name}": array
+        name if name == "lm_head.weight" else f"model.{name}": (
+            array.astype(ml_dtypes.bfloat16) if bf16 else array
+        )
         for name, array in tensors(case).items()
     }
     write_safetensors(directory / "model.safetensors", named)

@@ -71,14 +71,17 @@ def test_prefill_in_odd_pieces(case: str, directory: Path, expected: Trace) -> N
     assert relative_error(logits, expected.prefill) <= TOLERANCE
 
 
-def test_bf16_rounding_points(case: str, directory: Path) -> None:
-    """transformers in bf16 differs from itself by about 1e-2 with another GEMM (section 10)."""
+@pytest.mark.parametrize("case", ["A", "B", "C"])
+def test_bf16_rounding_points(case: str, tmp_path: Path) -> None:
+    """2e-2 is what two orders of summation may make of bf16 roundings; a missing rounding point
+    shows (without the one between weight and gate of the gated norm: 2.5e-2 to 8e-2)."""
     import torch
 
     from tests.hf_model import hf_trace, load
 
-    expected = hf_trace(load(directory, torch.bfloat16), input_ids(case))
-    config, weights = load_case(directory, round_bf16=True)
+    write_case(case, tmp_path, bf16=True)
+    expected = hf_trace(load(tmp_path, torch.bfloat16), input_ids(case))
+    config, weights = load_case(tmp_path, round_bf16=True)
     found = ModelHarness(config, weights, NumpyOps(round_bf16=True)).trace(input_ids(case))
     assert rms_error(found.prefill, expected.prefill) <= 2e-2
     assert rms_error(found.decode, expected.decode) <= 2e-2

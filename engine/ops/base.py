@@ -211,7 +211,8 @@ class Ops(Protocol):
     def gated_rms_norm(
         self, x: Array, qkvzba: Array, weight: Array, eps: float, out: Array
     ) -> None:
-        """out = (x / sqrt(mean(x^2) + eps) >act) * weight * silu(z), >act, per head of V dims.
+        """out = (x / sqrt(mean(x^2) + eps) >act) * weight (>act) * silu(z), >act, per head of V
+        dims. Every one of these roundings shows in the logits.
 
         x, out act [T, HV * V], out may be x; z is columns C .. C + HV*V of qkvzba; weight fp32
         [V] (plain w).

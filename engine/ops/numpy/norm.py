@@ -59,5 +59,6 @@ def gated_rms_norm(x: F32, z: F32, weight: F32, eps: float, out: F32, act: Act) 
     np.divide(x, root_mean_square(x, eps), out=out)
     act(out)
     out *= weight
+    act(out)
     out *= silu(z)
     act(out)
