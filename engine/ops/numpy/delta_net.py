@@ -187,7 +187,7 @@ def delta_net_decode(
         np.matmul(k[row], state, out=update)
         np.subtract(v[row, :, None], update, out=update)
         update *= beta[row]
-        np.matmul(k[row].swapaxes(1, 2), update, out=written)
+        np.multiply(k[row].swapaxes(1, 2), update, out=written)
         state += written
         np.matmul(q[row], state, out=outputs[row, :, None])
     act(out)
