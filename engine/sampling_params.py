@@ -53,9 +53,7 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
         raise ValueError(f"{name}: must be between {low} and {high}, got {value}")
 
 
-def _check_float(
-    name: str, value: object, low: float, high: float, low_open: bool = False
-) -> None:
+def _check_float(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name}: must be a number, got {type(value).__name__}")
     inside = (low < value if low_open else low <= value) and value <= high

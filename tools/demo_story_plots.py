@@ -122,7 +122,7 @@ PLOTS: list[list[str]] = [
         "[First|To begin], {he} needed some {colour} [paper|wood|cloth|paint]. {^he} found it at "
         "the {far}.",
         "Then {he} needed [a needle|a hammer|some string|a little glue]. {friend} gave {him} "
-        "[one|some] and asked, \"May I help?\"",
+        '[one|some] and asked, "May I help?"',
         '"[Yes, please|Of course you may]," said {hero}. "[It is more fun together|Two can work '
         'faster than one]."',
         "They worked [all day|until the sun went down|for {number} days].",
@@ -170,7 +170,7 @@ PLOTS: list[list[str]] = [
         '{other} under the bridge."',
         'The old {other} said, "I have the key. But first you must [answer a question|help me]. '
         '[What grows when you share it|What is worth more than gold]?"',
-        "{hero} thought for a long time. Then {he} said, \"[A friend|Love|Kindness].\"",
+        '{hero} thought for a long time. Then {he} said, "[A friend|Love|Kindness]."',
         '"That is right," said the old {other}, and gave {him} [the|a small] key.',
         "{hero} opened the box. Inside there was {a thing2} and a letter that said: [be kind|never "
         "give up|the best is still to come].",
@@ -207,7 +207,7 @@ PLOTS: list[list[str]] = [
         '"[Stay on the path|Be back before dark]," said {his} {elder}.',
         "[Soon|After an hour] it began to snow, and {he} could not see the path any more.",
         "{hero} saw a light [between the trees|on the hill] and walked towards it.",
-        "It was the house of {friend}. {^fhe} opened the door and said, \"Come in, come in! You "
+        'It was the house of {friend}. {^fhe} opened the door and said, "Come in, come in! You '
         'must be cold."',
         "{friend} gave {him} [some {food}|a warm blanket] and a chair by the fire.",
         '"Why are you out in the snow?" asked {friend}. "I must bring this {thing} to the {far}," '
@@ -251,7 +251,7 @@ PLOTS: list[list[str]] = [
         "{^he} opened the door [very|] slowly, and there was {a adj} {other} with a {thing2}!",
         '"I am sorry," said the {other}. "I only wanted to [play|make music|build a bed for the '
         'winter]."',
-        "{hero} laughed and laughed. \"Come with me,\" {he} said. \"You need not be alone.\"",
+        '{hero} laughed and laughed. "Come with me," {he} said. "You need not be alone."',
         "And so the {other} came to live [with|near] {hero}, and the noise was never heard again.",
     ],
     [  # market trade
@@ -261,10 +261,10 @@ PLOTS: list[list[str]] = [
         '"How much is the {thing}?" asked {hero}. "{^number} coins," said the man.',
         "{hero} looked at the {thing} and then at {his} coins. If {he} bought it, there would be "
         "no {food} [for dinner|today].",
-        "\"No, thank you,\" {he} said [at last|sadly], and bought the {food}.",
+        '"No, thank you," {he} said [at last|sadly], and bought the {food}.',
         "On the way home {he} helped an old woman who could not carry her [bag|basket].",
         'When they came to her house, the old woman said, "Wait here." She came back with {a '
-        'colour} {thing}.',
+        "colour} {thing}.",
         '"[Nobody uses it any more|It was my son\'s]," she said. "Now it is yours."',
     ],
     [  # boat
