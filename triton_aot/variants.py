@@ -58,9 +58,10 @@ class Variant:
     num_warps: int
     num_stages: int
     aligned: frozenset[str] = field(default_factory=frozenset)
+    may_spill: bool = False
 
 
-def gemm_variant(form: str, tile: Tile) -> Variant:
+def gemm_variant(form: str, tile: Tile, may_spill: bool) -> Variant:
     constants: dict[str, int | bool | str] = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
@@ -87,20 +88,22 @@ def gemm_variant(form: str, tile: Tile) -> Variant:
         num_warps=tile.warps,
         num_stages=tile.stages,
         aligned=frozenset({"x", "w", "out", "K", "SEGMENT"}),
+        may_spill=may_spill,
     )
 
 
 def gemm_variants(arch: str, candidates: bool) -> list[Variant]:
-    chosen = used_tiles(read_table(arch))
+    """With `candidates`, also what tuning tries, and every tile in use with fp32 outputs, in which
+    equal bits show; some of those keep registers in memory."""
+    used = used_tiles(read_table(arch))
+    more: set[tuple[str, str]] = set()
     if candidates:
-        chosen |= {
-            (form, name)
-            for form in FORMS
-            for name in CANDIDATES
-            # fp32 tiles of 256 x 128 are stored through registers that are not there
-            if form != "fp32" or Tile.parse(name).block_n * Tile.parse(name).block_m <= 128 * 128
-        }
-    return [gemm_variant(form, Tile.parse(name)) for form, name in sorted(chosen)]
+        more = {(form, name) for form in FORMS for name in CANDIDATES}
+        more |= {("fp32", name) for _, name in used}
+    return [
+        gemm_variant(form, Tile.parse(name), (form, name) not in used)
+        for form, name in sorted(used | more)
+    ]
 
 
 def attention_prefill_variant(arch: str) -> Variant:

@@ -1,0 +1,100 @@
+"""The ahead-of-time build without compiling: tables of tiles, what is refused, signatures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "triton_aot"))
+
+from architectures import MAX_SHARED  # noqa: E402
+from cuda_sources import CUDA, kernels, parse_signature  # noqa: E402
+from gemm_tiles import FORMS, Tile, read_table, used_tiles  # noqa: E402
+from variants import all_variants  # noqa: E402
+
+from deltaserve.engine.ops.cuda.gemm import Gemm, named_tile  # noqa: E402
+
+# (N, K) of the GEMMs of 0.8B to 27B that `linear_partials` cuts: out and down
+CUT_SHAPES = [
+    (1024, 2048), (1024, 3584), (2048, 2048), (2048, 6144), (2560, 4096), (2560, 9216),
+    (4096, 4096), (4096, 12288), (5120, 6144), (5120, 17408),
+]  # fmt: skip
+
+
+class TableOnly:
+    """The part of `Kernels` that choosing a tile needs."""
+
+    num_multiprocessors = 1
+
+    def __init__(self, arch: str) -> None:
+        self.gemm_tiles = read_table(arch)
+
+
+@pytest.mark.parametrize("arch", MAX_SHARED)
+def test_operands_of_every_tile_in_use_fit_the_architecture(arch: str) -> None:
+    """A lower bound of what the compiler will ask for: stages of both bf16 operands."""
+    for _, name in used_tiles(read_table(arch)):
+        tile = Tile.parse(name)
+        stages = tile.stages * (tile.block_n + tile.block_m) * tile.block_k * 2
+        assert stages <= MAX_SHARED[arch], (arch, name)
+
+
+@pytest.mark.parametrize("arch", MAX_SHARED)
+def test_segments_of_k_are_whole_blocks_of_every_tile(arch: str) -> None:
+    gemm = Gemm(TableOnly(arch))  # type: ignore[arg-type]
+    for n, k in CUT_SHAPES:
+        segments = gemm.num_segments(n, k)
+        segment = -(-k // segments // 128) * 128
+        assert 1 <= segments <= 4 and (segments - 1) * segment < k
+        for m in (1, 17, 64, 256):
+            tile = named_tile("fp32", gemm.tile_name("fp32", n, k, m))
+            assert k % tile.block_k == 0 and segment % tile.block_k == 0
+
+
+def test_the_measured_segments_of_4b_on_hopper() -> None:
+    gemm = Gemm(TableOnly("sm_90"))  # type: ignore[arg-type]
+    assert gemm.num_segments(2560, 4096) == gemm.num_segments(2560, 9216) == 2
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 64, 65, 8192])
+def test_every_choice_of_a_table_is_compiled(m: int) -> None:
+    for arch in MAX_SHARED:
+        compiled = {variant.name for variant in all_variants(arch)}
+        gemm = Gemm(TableOnly(arch))  # type: ignore[arg-type]
+        for form in FORMS:
+            for n in (1024, 248_320):
+                name = gemm.tile_name(form, n, 2560, m)
+                assert named_tile(form, name).kernel in compiled
+
+
+def test_a_table_with_a_short_row_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gemm_tiles
+
+    table = read_table("sm_90")
+    table["shapes"]["bf16:64x64"] = ["stream_64x16x128_s4_w4"]
+    (tmp_path / "tiles").mkdir()
+    (tmp_path / "tiles" / "sm_90.json").write_text(json.dumps(table))
+    monkeypatch.setattr(gemm_tiles, "__file__", str(tmp_path / "gemm_tiles.py"))
+    with pytest.raises(ValueError, match="9 tiles"):
+        read_table("sm_90")
+
+
+def test_signatures_are_read_from_the_source() -> None:
+    text = "const bf16* __restrict__ x, float eps, int* ids, u64* keys, const float* w, int H"
+    assert parse_signature(text) == ["*bf16", "fp32", "*i32", "*u64", "*fp32", "i32"]
+
+
+def test_every_cuda_file_has_a_kernel_and_no_name_is_taken_twice() -> None:
+    names: list[str] = []
+    for path in sorted(CUDA.glob("*.cu")):
+        found = kernels(path.read_text())
+        assert found, path.name
+        assert path.read_text().count("__global__") == len(found), path.name
+        names += found
+    assert len(set(names)) == len(names)

@@ -1,0 +1,170 @@
+"""Checks and times the CUDA kernels on the GPU of this machine.
+
+    python -m tools.gpu_check [--only SECTION ...] [--seed N] [--out FILE]
+
+Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm` (against float64),
+`invariance` (fp32 bits of GEMM rows over M and tiles), `time_gemm`, and `time_<op>`. Each runs by
+itself: one that fails does not stop the others. Prints what failed and the tables last, writes
+everything as JSON, and exits with 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_importable() -> None:
+    """Where the package is not installed, links the checkout's folders under its name."""
+    try:
+        import deltaserve.engine  # noqa: F401
+    except ImportError:
+        folder = Path(tempfile.mkdtemp(prefix="deltaserve-")) / "deltaserve"
+        folder.mkdir()
+        for name in ("engine", "server"):
+            (folder / name).symlink_to(ROOT / name)
+        sys.path.insert(0, str(folder.parent))
+
+
+def build_if_missing(arch: str) -> None:
+    manifest = ROOT / "triton_aot" / "manifest.json"
+    if manifest.exists() and arch in json.loads(manifest.read_text())["archs"]:
+        return
+    command = [sys.executable, str(ROOT / "triton_aot/build.py"), "--arch", arch]
+    # complaints about registers are printed, and no reason not to run what was compiled
+    subprocess.run(command, check=False)
+
+
+class Report:
+    """Results by section; `failures` are lines."""
+
+    def __init__(self, sections: list[str]) -> None:
+        self._only = sections
+        self.results: dict[str, Any] = {}
+        self.failures: list[str] = []
+
+    def run(self, name: str, section: Callable[[], list[dict[str, Any]]]) -> None:
+        """Runs a section, if it was asked for. Rows with ok = False are failures."""
+        if self._only and name not in self._only and name.partition("_")[0] not in self._only:
+            return
+        began = time.monotonic()
+        try:
+            rows = section()
+        except Exception as error:
+            traceback.print_exc()
+            self.failures.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+            return
+        seconds = time.monotonic() - began
+        self.results[name] = {"seconds": seconds, "rows": rows}
+        bad = [row for row in rows if not row.get("ok", True)]
+        self.failures += [f"{name}: {row}" for row in bad]
+        print(f"{name}: {len(rows)} rows, {len(bad)} failed, {seconds:.1f} s", flush=True)
+
+
+def checked(results: Any) -> list[dict[str, Any]]:
+    """Rows of (what, error, tolerance); NaN fails."""
+    return [
+        {"what": what, "error": error, "tolerance": limit, "ok": error <= limit}
+        for what, error, limit in results
+    ]
+
+
+def counted(results: Any) -> list[dict[str, Any]]:
+    return [{"what": what, "differing_rows": n, "ok": n == 0} for what, n in results]
+
+
+def print_tables(results: dict[str, Any]) -> None:
+    for name, section in results.items():
+        rows = section["rows"]
+        if not name.startswith("time_"):
+            worst = max((r["error"] for r in rows if "error" in r), default=0.0)
+            print(f"{name:20s} {len(rows):3d} checks, largest error {worst:.2e}")
+    for name, section in results.items():
+        for row in section["rows"] if name.startswith("time_") else ():
+            label = (
+                f"{row['name']} {row['form']} M={row['M']}"
+                if "M" in row
+                else f"{row['op']} {row['size']}"
+            )
+            tile = f"{row['over_bytes']:5.2f}x {row['tile']}" if "tile" in row else ""
+            rates = f"{row['GB/s']:7.0f} GB/s {row['TF/s']:6.1f} TF/s"
+            print(f"{label:42s} {row['us']:9.2f} us {rates} {tile}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], help="sections, or first words of them")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    make_importable()
+    import cupy
+
+    from deltaserve.engine.ops.cuda.gemm import Gemm
+    from deltaserve.engine.ops.cuda.loader import KernelLibrary
+    from deltaserve.engine.ops.cuda.ops import CudaOps, OpsShape
+    from tools import gpu_gemm
+    from tools.gpu_arrays import BF16, Arrays
+    from tools.gpu_op_checks import CHECKS
+    from tools.gpu_op_timings import TIMINGS
+
+    seed = options.seed if options.seed is not None else time.time_ns() % 2**32
+    arch = f"sm_{cupy.cuda.Device().compute_capability}"
+    build_if_missing(arch)
+    kernels = KernelLibrary()
+    shape = OpsShape(24, 16, 48, max_decode_rows=256, max_prefill_tokens=8192)
+    ops, gemm = CudaOps(kernels, shape, BF16, cupy.empty), Gemm(kernels)
+    print(f"{arch}, {len(kernels.names())} kernels, seed {seed}", flush=True)
+
+    def synchronised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        cupy.cuda.Device().synchronize()
+        return rows
+
+    report = Report(options.only)
+    for name, check in CHECKS.items():
+        report.run(name, lambda check=check: synchronised(checked(check(ops, Arrays(cupy, seed)))))
+    report.run("gemm", lambda: checked(gpu_gemm.check_gemm(gemm, Arrays(cupy, seed))))
+    report.run(
+        "invariance", lambda: counted(gpu_gemm.invariance_of_table(gemm, Arrays(cupy, seed)))
+    )
+    report.run(
+        "invariance_tiles",
+        lambda: counted(gpu_gemm.invariance_of_tiles(kernels, gemm, Arrays(cupy, seed))),
+    )
+    report.run("time_gemm", lambda: list(gpu_gemm.timings(gemm, Arrays(cupy, seed))))
+    for name, timing in TIMINGS.items():
+        report.run(f"time_{name}", lambda timing=timing: list(timing(ops, Arrays(cupy, seed))))
+
+    out = options.out or Path(os.environ.get("OUT", ROOT / "bench/results")) / "gpu_check.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    summary = {
+        "arch": arch,
+        "seed": seed,
+        "failures": report.failures,
+        "sections": report.results,
+    }
+    out.write_text(json.dumps(summary, indent=1, default=_plain))
+    print_tables(report.results)
+    print("\n".join(["FAILED", *report.failures] if report.failures else ["all checks passed"]))
+    return 1 if report.failures else 0
+
+
+def _plain(value: Any) -> Any:
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
