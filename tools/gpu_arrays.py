@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -37,8 +38,8 @@ class Arrays:
 
     def filled(self, *shape: int, dtype: Any = BF16, scale: float = 1.0) -> Any:
         """A large array: one random block again and again, for timings."""
-        block = self.rng.standard_normal(_BLOCK, dtype=np.float32) * np.float32(scale)
-        source = self.cupy.asarray(block.astype(dtype))
+        block = self.rng.standard_normal(min(_BLOCK, math.prod(shape)), dtype=np.float32)
+        source = self.cupy.asarray((block * np.float32(scale)).astype(dtype))
         out = self.cupy.empty(shape, dtype)
         flat = out.reshape(-1)
         for begin in range(0, flat.size, _BLOCK):
