@@ -17,6 +17,7 @@ from .rounding import F32, Act
 
 L2_EPS = np.float32(1e-6)
 _TAPS = CONV_RING
+_WINDOW = np.arange(1 - _TAPS, 1, dtype=np.int32)
 
 
 def causal_conv1d(
@@ -25,16 +26,16 @@ def causal_conv1d(
     """See `Ops.causal_conv1d`."""
     channels = out.shape[1]
     taps = np.ascontiguousarray(weight.T)
-    carried = np.arange(1 - _TAPS, 0)
     for index, slot in enumerate(batch.host_state_slots):
         first, last = batch.host_cu_seqlens[index : index + 2]
         start, count = batch.host_start_positions[index], last - first
+        before = start + _WINDOW[:-1]
         rows = np.empty((_TAPS - 1 + count, channels), np.float32)
         if start == 0:
             rows[: _TAPS - 1] = 0
         else:
-            rows[: _TAPS - 1] = conv_state[slot, (start + carried) % CONV_RING]
-            rows[: _TAPS - 1][start + carried < 0] = 0
+            rows[: _TAPS - 1] = conv_state[slot, before % CONV_RING]
+            rows[: _TAPS - 1][before < 0] = 0
         rows[_TAPS - 1 :] = qkvzba[first:last, :channels]
         target = out[first:last]
         np.multiply(rows[:count], taps[0], out=target)
@@ -200,11 +201,11 @@ def _conv_decode(qkvzba: F32, weight: F32, batch: DecodeBatch, conv_state: F32, 
     channels = weight.shape[0]
     slots, positions = batch.state_slots, batch.positions
     conv_state[slots, positions % CONV_RING] = qkvzba[:, :channels]
-    window = positions[:, None] + np.arange(1 - _TAPS, 1, dtype=np.int32)
+    window = positions[:, None] + _WINDOW
     rows = conv_state[slots[:, None], window % CONV_RING]
     if (window < 0).any():
         rows[window < 0] = 0
-    rows *= weight.T
+    rows *= np.ascontiguousarray(weight.T)
     out: F32 = rows[:, 0] + rows[:, 1]
     out += rows[:, 2]
     out += rows[:, 3]
