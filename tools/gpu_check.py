@@ -3,9 +3,9 @@
     python -m tools.gpu_check [--only SECTION ...] [--seed N] [--out FILE]
 
 Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm` (against float64),
-`invariance` (fp32 bits of GEMM rows over M and tiles), `time_gemm`, and `time_<op>`. Each runs by
-itself: one that fails does not stop the others. Prints what failed and the tables last, writes
-everything as JSON, and exits with 1 if anything failed.
+`invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts and company),
+`time_gemm`, and `time_<op>`. Each runs by itself: one that fails does not stop the others. Prints
+what failed and the tables last, writes everything as JSON, and exits with 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def main() -> int:
     from deltaserve.engine.ops.cuda.ops import CudaOps, OpsShape
     from tools import gpu_gemm
     from tools.gpu_arrays import BF16, Arrays
+    from tools.gpu_invariance import decode_company, prompt_cuts
     from tools.gpu_op_checks import CHECKS
     from tools.gpu_op_timings import TIMINGS
 
@@ -143,6 +144,11 @@ def main() -> int:
         "invariance_tiles",
         lambda: counted(gpu_gemm.invariance_of_tiles(kernels, gemm, Arrays(cupy, seed))),
     )
+    for name, test in (("prompt", prompt_cuts), ("decode", decode_company)):
+        report.run(
+            f"invariance_{name}",
+            lambda test=test: counted(test(ops, Arrays(cupy, seed))),
+        )
     report.run("time_gemm", lambda: list(gpu_gemm.timings(gemm, Arrays(cupy, seed))))
     for name, timing in TIMINGS.items():
         report.run(f"time_{name}", lambda timing=timing: list(timing(ops, Arrays(cupy, seed))))

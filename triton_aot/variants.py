@@ -131,7 +131,7 @@ def attention_prefill_variant(arch: str) -> Variant:
             "MAX_BLOCKS": "i32",
         },
         constants={"D": 256, "TILE_M": 128 if large else 64, "TILE_N": 64 if large else 32},
-        num_warps=8 if large else 4,
+        num_warps=8,
         num_stages=2,
         aligned=frozenset({"q", "qgkv", "k_cache", "v_cache", "out", "CACHE_ROWS", "BLOCK_SIZE"}),
     )

@@ -41,13 +41,15 @@ def attend_tile(
     `rows` the positions of the query rows, `last` that of the last one."""
     TILE_N: tl.constexpr = k_desc.block_shape[0]
     k = k_desc.load([row, 0])
-    scores = tl.dot(q, k.T) * SCALE
+    scores = tl.dot(q, k.T)
     if MASK:
         positions = first + tl.arange(0, TILE_N)
         scores = tl.where(positions[None, :] <= rows[:, None], scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_largest[:, None])
-    decay = tl.exp2(largest - new_largest)
+    # Subtracted first, scaled second: scaled first, the compiler would fuse the two where no mask
+    # stands between them, and a row's bits would depend on which of the two loops it is in.
+    weights = tl.exp2((scores - new_largest[:, None]) * SCALE)
+    decay = tl.exp2((largest - new_largest) * SCALE)
     total = total * decay + tl.sum(weights, 1)
     v = v_desc.load([row, 0])
     if MASK:
