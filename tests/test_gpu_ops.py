@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tools import gpu_gemm
-from tools.gpu_arrays import BF16, Arrays
+from tools.gpu_arrays import Arrays
 from tools.gpu_op_checks import CHECKS
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +35,7 @@ def ops(kernels: Any) -> Any:
 
     from deltaserve.engine.ops.cuda.ops import CudaOps, OpsShape
 
-    return CudaOps(kernels, OpsShape(24, 16, 48, 64, 1024), BF16, cupy.empty)
+    return CudaOps(kernels, OpsShape(24, 16, 48, 64, 1024), cupy.empty)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -116,7 +116,7 @@ def main() -> int:
     from deltaserve.engine.ops.cuda.loader import KernelLibrary
     from deltaserve.engine.ops.cuda.ops import CudaOps, OpsShape
     from tools import gpu_gemm
-    from tools.gpu_arrays import BF16, Arrays
+    from tools.gpu_arrays import Arrays
     from tools.gpu_invariance import decode_company, prompt_cuts
     from tools.gpu_op_checks import CHECKS
     from tools.gpu_op_timings import TIMINGS
@@ -126,7 +126,7 @@ def main() -> int:
     build_if_missing(arch)
     kernels = KernelLibrary()
     shape = OpsShape(24, 16, 48, max_decode_rows=256, max_prefill_tokens=8192)
-    ops, gemm = CudaOps(kernels, shape, BF16, cupy.empty), Gemm(kernels)
+    ops, gemm = CudaOps(kernels, shape, cupy.empty), Gemm(kernels)
     print(f"{arch}, {len(kernels.names())} kernels, seed {seed}", flush=True)
 
     def synchronised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,6 +32,9 @@ _DTYPES = {
     "*u32": "uint32",
     "*u64": "uint64",
 }
+_NULL = np.uint64(0)
+MAX_SCRATCH_PROGRAMS = 1 << 14
+"""Programs of one launch of a kernel with global scratch (tensor descriptors, 384 bytes each)."""
 _STATIC_SHARED = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may use without asking."""
 
@@ -110,7 +113,7 @@ class KernelLibrary:
         if kernel.is_triton:
             needed = kernel.scratch * grid[0] * grid[1] * grid[2]
             assert needed <= self._scratch_size, (name, grid)
-            values += [self._scratch if kernel.scratch else None, None]
+            values += [self._scratch if kernel.scratch else _NULL, _NULL]
         kernel.function(
             grid, (threads or kernel.threads, 1, 1), tuple(values), kernel.dynamic_shared
         )
@@ -137,7 +140,3 @@ class KernelLibrary:
             module.load((self._folder / file).read_bytes())
             self._modules[file] = module
         return self._modules[file]
-
-
-MAX_SCRATCH_PROGRAMS = 1 << 14
-"""Programs of one launch of a kernel with global scratch (tensor descriptors, 384 bytes each)."""

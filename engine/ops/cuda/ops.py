@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from ...forward_batch import DecodeBatch, PrefillBatch, SampleBatch
 from . import attention, delta_net, norm, sampling
@@ -12,7 +16,9 @@ from .gemm import Gemm
 from .kernels import Kernels
 
 Array = Any
+Empty = Callable[[tuple[int, ...], Any], Array]
 
+ACT = np.dtype(ml_dtypes.bfloat16)
 _ROW_THREADS = 128
 _SCATTER_THREADS = 128
 
@@ -28,6 +34,25 @@ class OpsShape:
     max_prefill_tokens: int
 
 
+class _Workspace:
+    """What ops hand over between their own kernels."""
+
+    def __init__(self, shape: OpsShape, empty: Empty) -> None:
+        rows = shape.max_decode_rows
+        self.decode = attention.DecodeWork(empty, rows, shape.num_query_heads)
+        self.prefill = delta_net.PrefillWorkspace(
+            empty, ACT, shape.max_prefill_tokens, shape.num_key_heads, shape.num_value_heads
+        )
+        self.segment_keys = empty((rows, sampling.SEGMENTS), "uint64")
+
+
+def workspace_bytes(shape: OpsShape) -> int:
+    """Device memory that `CudaOps` of this shape allocates."""
+    sizes: list[int] = []
+    _Workspace(shape, lambda s, dtype: sizes.append(math.prod(s) * np.dtype(dtype).itemsize))
+    return sum(sizes)
+
+
 class CudaOps:
     """bf16 activations on the current stream. Formulas, shapes and side effects are those of `Ops`.
 
@@ -35,26 +60,10 @@ class CudaOps:
     state slot is below 0 is padding: no op reads or writes anything for it but its own outputs.
     """
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        shape: OpsShape,
-        act_dtype: Any,
-        empty: Callable[[tuple[int, ...], Any], Array],
-    ) -> None:
+    def __init__(self, kernels: Kernels, shape: OpsShape, empty: Empty) -> None:
         self._kernels = kernels
         self._gemm = Gemm(kernels)
-        self._decode_work = attention.DecodeWork(
-            empty, shape.max_decode_rows, shape.num_query_heads
-        )
-        self._prefill_workspace = delta_net.PrefillWorkspace(
-            empty,
-            act_dtype,
-            shape.max_prefill_tokens,
-            shape.num_key_heads,
-            shape.num_value_heads,
-        )
-        self._segment_keys = empty((shape.max_decode_rows, sampling.SEGMENTS), "uint64")
+        self._workspace = _Workspace(shape, empty)
 
     def embed(self, input_ids: Array, weight: Array, out: Array) -> None:
         self.take_rows(weight, input_ids, out)
@@ -151,7 +160,15 @@ class CudaOps:
     ) -> None:
         """After `prepare_decode` of the same batch."""
         attention.attention_decode(
-            self._kernels, q, qgkv, k_cache, v_cache, block_tables, batch, self._decode_work, out
+            self._kernels,
+            q,
+            qgkv,
+            k_cache,
+            v_cache,
+            block_tables,
+            batch,
+            self._workspace.decode,
+            out,
         )
 
     def causal_conv1d(
@@ -177,7 +194,7 @@ class CudaOps:
             dt_bias,
             batch,
             recurrent_state,
-            self._prefill_workspace,
+            self._workspace.prefill,
             out,
         )
 
@@ -217,7 +234,7 @@ class CudaOps:
         self, batch: DecodeBatch, next_ids: Array, block_tables: Array, block_size: int
     ) -> None:
         attention.prepare_decode(
-            self._kernels, batch, next_ids, block_tables, block_size, self._decode_work
+            self._kernels, batch, next_ids, block_tables, block_size, self._workspace.decode
         )
 
     def scatter(self, values: Array, indices: Array, out: Array) -> None:
@@ -253,5 +270,5 @@ class CudaOps:
             out_logprobs,
             out_top_ids,
             out_top_logprobs,
-            self._segment_keys,
+            self._workspace.segment_keys,
         )
