@@ -16,7 +16,7 @@ __device__ inline int projection_size(int HK, int HV) {
     return conv_channels(HK, HV) + HV * HEAD + 2 * HV;
 }
 
-// (x / sqrt(mean(x^2) + eps) >act) * weight * silu(z), one head a warp, 4 dims a lane; unrounded.
+// (x / sqrt(mean(x^2) + eps) >act) * weight >act * silu(z), one head a warp, 4 dims a lane; unrounded.
 __device__ inline void gated_norm(float (&x)[4], const float (&weight)[4], const float (&z)[4],
                                   float eps) {
     float squares = 0.0f;
@@ -24,5 +24,5 @@ __device__ inline void gated_norm(float (&x)[4], const float (&weight)[4], const
     for (int i = 0; i < 4; ++i) squares += x[i] * x[i];
     const float scale = 1.0f / sqrtf(warp_sum(squares) / HEAD + eps);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = round_act(x[i] * scale) * weight[i] * silu(z[i]);
+    for (int i = 0; i < 4; ++i) x[i] = round_act(round_act(x[i] * scale) * weight[i]) * silu(z[i]);
 }
