@@ -31,5 +31,6 @@ def silu(x: F32) -> F32:
 
 def softplus(x: F32) -> F32:
     """ln(1 + e^x), a fresh array."""
-    out: F32 = np.logaddexp(np.float32(0), x)
+    with np.errstate(invalid="ignore"):  # NaN of a failed sequence
+        out: F32 = np.logaddexp(np.float32(0), x)
     return out

@@ -9,15 +9,12 @@ entries beyond the context are never read: a block may hold anything there.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from ...forward_batch import DecodeBatch, PrefillBatch
 from ..base import KV_TILE
 from .activations import sigmoid
 from .norm import rms_norm
-from .rounding import F32, Act
-
-I32 = npt.NDArray[np.int32]
+from .rounding import F32, I32, Act
 
 SPAN = 8 * KV_TILE
 """Positions of the context that a query tile reads at a time."""
@@ -85,8 +82,8 @@ def attention_decode(
         rows, num_kv_heads, group, head_dim, 1
     )
     heads = out.reshape(rows, num_kv_heads, group, head_dim)
-    lasts = zip(batch.positions.tolist(), batch.state_slots.tolist(), strict=True)
-    for row, (position, slot) in enumerate(lasts):
+    contexts = zip(batch.positions.tolist(), batch.state_slots.tolist(), strict=True)
+    for row, (position, slot) in enumerate(contexts):
         context = position + 1
         table = block_tables[slot, : -(-context // block_size)].tolist()
         spans = [

@@ -175,22 +175,21 @@ def delta_net_decode(
     channels = qkv.shape[1]
     queries_keys, v = _split_heads(qkv, value_heads, key_dim, value_dim)
     queries_keys = np.repeat(queries_keys, value_heads // queries_keys.shape[2], axis=2)
-    q, k = queries_keys[:, 0, :, None], queries_keys[:, 1, :, None]
+    q, k = queries_keys[:, 0], queries_keys[:, 1]
     beta, decay = _gates(qkvzba, a_log, dt_bias, act)
-    kept = np.exp(decay)[:, :, None, None]
-    beta = beta[:, :, None, None]
+    kept, beta = np.exp(decay)[:, :, None, None], beta[:, :, None]
     outputs = out.reshape(rows, value_heads, value_dim)
-    update = np.empty((value_heads, 1, value_dim), np.float32)
+    update = np.empty((value_heads, value_dim), np.float32)
     written = np.empty((value_heads, key_dim, value_dim), np.float32)
     for row, slot in enumerate(batch.state_slots.tolist()):
         state = recurrent_state[slot]
         state *= kept[row]
-        np.matmul(k[row], state, out=update)
-        np.subtract(v[row, :, None], update, out=update)
+        np.matmul(k[row, :, None], state, out=update[:, None])
+        np.subtract(v[row], update, out=update)
         update *= beta[row]
-        np.multiply(k[row].swapaxes(1, 2), update, out=written)
+        np.multiply(k[row, :, :, None], update[:, None], out=written)
         state += written
-        np.matmul(q[row], state, out=outputs[row, :, None])
+        np.matmul(q[row, :, None], state, out=outputs[row, :, None])
     act(out)
     z = qkvzba[:, channels : channels + value_heads * value_dim].reshape(outputs.shape)
     gated_rms_norm(outputs, z, norm_weight, eps, outputs, act)

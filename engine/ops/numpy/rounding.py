@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
 
 Act = Callable[[F32], None]
 """What ">act" in `ops.base` is: `keep_fp32` or `round_to_bf16`, in place."""
