@@ -8,7 +8,6 @@ import numpy as np
 
 from ...forward_batch import DecodeBatch, PrefillBatch, SampleBatch
 from . import attention, delta_net, gemm, norm, sampling
-from .blas_threads import use_one_blas_thread
 from .rounding import Act, keep_fp32, round_to_bf16
 
 Array = Any
@@ -17,12 +16,10 @@ Array = Any
 class NumpyOps:
     """float32 arrays; with `round_bf16` they hold bf16 values wherever the protocol says ">act".
 
-    Formulas, shapes and side effects are those of `Ops`. Takes BLAS down to one thread for the
-    whole process (see `blas_threads`).
+    Formulas, shapes and side effects are those of `Ops`.
     """
 
     def __init__(self, *, round_bf16: bool = False) -> None:
-        use_one_blas_thread()
         self._act: Act = round_to_bf16 if round_bf16 else keep_fp32
 
     def embed(self, input_ids: Array, weight: Array, out: Array) -> None:
