@@ -5,8 +5,8 @@
 //     q act [B, NQ, 256]; query head j reads KV head j / (NQ / NKV), at most 8 query heads each
 //     k_cache, v_cache act [blocks, NKV, block_size, 256]; block_size a multiple of 16
 //     work_items, first_items: from prepare_decode. partial_out fp32 [items, NQ, 256] (not yet
-//     divided by the sum of weights), partial_stats fp32 [items, NQ, 2]: maximum (of the score times
-//     log2 e) and sum of weights
+//     divided by the sum of weights), partial_stats fp32 [items, NQ, 2]: maximum (of the score
+//     times log2 e) and sum of weights
 //
 // attention_decode_kernel, grid: any, persistent over (work item, KV head). A block's 4 warps take
 // the 16-token groups of the split in turn. Tokens are the rows of the tensor core's left operand

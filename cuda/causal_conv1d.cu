@@ -52,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
                 const int position = start_positions[b] + t - first - back;
                 float (&row)[CHANNELS] = window[TAPS - back];  // moved down before it is used
                 if (t - back >= first) {
-                    load_floats(qkvzba + static_cast<long long>(t - back) * projection + channel, row);
+                    const long long at = static_cast<long long>(t - back) * projection + channel;
+                    load_floats(qkvzba + at, row);
                 } else if (position >= 0) {
                     load_floats(state + (position % CONV_RING) * C + channel, row);
                 } else {
@@ -90,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(128) conv_state_update_kernel(
     bf16* state = conv_state + static_cast<long long>(state_slots[b]) * CONV_RING * C;
     for (int t = max(first, end - CONV_RING); t < end; ++t) {
         const int position = start_positions[b] + t - first;
+        const long long from = static_cast<long long>(t) * projection + channel;
         *reinterpret_cast<uint4*>(state + (position % CONV_RING) * C + channel) =
-            *reinterpret_cast<const uint4*>(qkvzba + static_cast<long long>(t) * projection + channel);
+            *reinterpret_cast<const uint4*>(qkvzba + from);
     }
 }

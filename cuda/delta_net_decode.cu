@@ -6,8 +6,9 @@
 //     S = alpha S;  u = beta (v - S^T kn);  S = S + kn u^T;  o = S^T qn >act
 //     out = gated_rms_norm(o, z)
 //
-//     qkvzba act [B, projection]; conv_weight act [C, 4]; a_log, dt_bias fp32 [HV]; norm_weight fp32
-//     [128]; conv_state act [slots, 4, C]; recurrent_state fp32 [slots, HV, 128, 128];
+//     qkvzba act [B, projection]; conv_weight act [C, 4]; a_log, dt_bias fp32 [HV];
+//     norm_weight fp32 [128]; conv_state act [slots, 4, C];
+//     recurrent_state fp32 [slots, HV, 128, 128];
 //     out act [B, HV * 128]
 //
 // One block a (value head n, row). The rep = HV / HK blocks that share key head n / rep all read
@@ -23,17 +24,21 @@ constexpr int ROWS = HEAD / WARPS;  // of S, a warp
 constexpr float L2_EPS = 1e-6f;
 
 // Channels `channel`, `channel + 1` of the convolution after its SiLU; writes the ring if `write`.
-__device__ inline float2 conv_pair(const bf16* x, const bf16* weight, bf16* ring, int channel, int C,
-                                   int position, bool write) {
+__device__ inline float2 conv_pair(const bf16* x, const bf16* weight, bf16* ring, int channel,
+                                   int C, int position, bool write) {
     float current[2], sum[2] = {};
     float taps[2 * TAPS];
     load_floats(weight + channel * TAPS, taps);
 #pragma unroll
     for (int back = TAPS - 1; back > 0; --back) {
         float past[2] = {};
-        if (position >= back) load_floats(ring + ((position - back) % CONV_RING) * C + channel, past);
+        if (position >= back) {
+            load_floats(ring + ((position - back) % CONV_RING) * C + channel, past);
+        }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) sum[i] = fmaf(taps[i * TAPS + TAPS - 1 - back], past[i], sum[i]);
+        for (int i = 0; i < 2; ++i) {
+            sum[i] = fmaf(taps[i * TAPS + TAPS - 1 - back], past[i], sum[i]);
+        }
     }
     load_floats(x + channel, current);
     if (write) store_act(current, ring + (position % CONV_RING) * C + channel);
@@ -81,8 +86,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_net_decode_kernel(
     const bf16* x = qkvzba + static_cast<long long>(row) * projection_size(HK, HV);
 
     // The state's loads are the bulk of the traffic: they go first and are needed last.
-    float4* state = reinterpret_cast<float4*>(
-        recurrent_state + (static_cast<long long>(slot) * HV + n) * HEAD * HEAD) + warp * ROWS * WARP + lane;
+    const long long head_state = (static_cast<long long>(slot) * HV + n) * HEAD * HEAD;
+    float4* state =
+        reinterpret_cast<float4*>(recurrent_state + head_state + warp * ROWS * HEAD) + lane;
     float4 s[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {

@@ -1,4 +1,5 @@
-// gated_rms_norm: out = (x / sqrt(mean(x^2) + eps) >act) * weight >act * silu(z) >act, per head of 128.
+// gated_rms_norm: out = ((x / sqrt(mean(x^2) + eps) >act) * weight >act) * silu(z) >act, per head
+// of 128.
 //
 // x, out act [T, HV * 128], out may be x; z: columns C .. C + HV * 128 of qkvzba (see
 // delta_net.cuh); weight fp32 [128], plain. One warp a (token, head), 4 dims a lane; grid

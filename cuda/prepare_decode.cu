@@ -1,4 +1,5 @@
-// prepare_decode: what a decode step needs before its first layer, for B < 1024 rows, in one block of 1024.
+// prepare_decode: what a decode step needs before its first layer, for B < 1024 rows, in one block
+// of 1024 threads.
 //
 //     input_ids[b]      next_ids[state_slots[b]] where it is -1
 //     slot_mapping[b]   block_tables[state_slots[b], p / block_size] * block_size + p % block_size

@@ -7,8 +7,8 @@
 //     q_out act [T, NQ, 256]; k and raw v go to cache[block, head, offset], act
 //            [blocks, NKV, block_size, 256], slot_mapping = block * block_size + offset
 //
-// A slot below 0 is a padding row: nothing is written to the cache. One warp a (token, head), 8 dims
-// a lane; grid (ceil((NQ + 2 NKV) / warps), T). Formula: spec sections 1.3 and 3.4.
+// A slot below 0 is a padding row: nothing is written to the cache. One warp a (token, head), 8
+// dims a lane; grid (ceil((NQ + 2 NKV) / warps), T). Formula: spec sections 1.3 and 3.4.
 // Check and time: tools/gpu_check.py --only rope
 #include "common.cuh"
 

@@ -1,6 +1,6 @@
-// rms_norm:               out = x / sqrt(mean(x^2) + eps) * (1 + weight)  >act
-// add_rms_norm:           residual = residual + branch  >act;  out = rms_norm(residual)
-// add_rms_norm_partials:  branch = partials[0] + partials[1] + ... in that order  >act; then the same
+// rms_norm:              out = x / sqrt(mean(x^2) + eps) * (1 + weight)  >act
+// add_rms_norm:          residual = residual + branch  >act;  out = rms_norm(residual)
+// add_rms_norm_partials: branch = partials[0] + partials[1] + ... in that order  >act; then so
 //
 // All act [rows, H], partials fp32 [S, rows, H]; H a multiple of 8, at most 8192. fp32 inside. One
 // block a row, one thread for 8 columns: blockDim.x = H / 8 rounded up to whole warps.

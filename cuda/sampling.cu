@@ -4,8 +4,8 @@
 // sample_segments_kernel, grid (SEGMENTS, B): the largest key of each part of each row, or
 // NOT_FINITE. sample_kernel, grid (B), 1024 threads: the row's id. Greedy rows end after joining
 // their segments. Others select by radix: a histogram over one digit of all keys still in question,
-// then the digit at which the running sum, from the top, reaches the wanted count (top-k: of ids) or
-// mass (top-p), then the next digit. No sort, and no float is ever added.
+// then the digit at which the running sum, from the top, reaches the wanted count (top-k: of ids)
+// or mass (top-p), then the next digit. No sort, and no float is ever added.
 //
 // logits [*, vocab]; row i of the batch is logits[rows[i]], of state_slots[i], at positions[i]; a
 // row below 0 is padding. Parameters by slot. segment_keys [B, SEGMENTS].
@@ -105,15 +105,15 @@ struct Row {
 };
 
 // One id by inverse CDF over the masses that top-k, top-p and min-p leave.
-__device__ __forceinline__ int draw(const Row& row, float temperature, int top_k, float top_p, float min_p,
-                    u64 bits) {
+__device__ __forceinline__ int draw(const Row& row, float temperature, int top_k, float top_p,
+                                    float min_p, u64 bits) {
     __shared__ u64 warp_masses[THREADS / WARP];
     __shared__ int result;
     u32 least_logit = 0;
     if (top_k > 0 && top_k < row.limit) {
         least_logit = static_cast<u32>(select_from_top<32>(
-            row.limit, top_k, row.bins, row.scratch, [&](int i) { return u64(ordered(row.logits[i])); },
-            [](int, u64) { return 1ull; }));
+            row.limit, top_k, row.bins, row.scratch,
+            [&](int i) { return u64(ordered(row.logits[i])); }, [](int, u64) { return 1ull; }));
     }
     const auto weight = [&](int i) {
         const float x = row.logits[i];
@@ -183,7 +183,8 @@ __device__ __forceinline__ int largest_keys(const Row& row, u64* keys) {
     if (threadIdx.x == 0) num_found = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < row.limit; i += THREADS) {
-        if (ordered(row.logits[i]) > least) found[atomicAdd(&num_found, 1)] = id_key(row.logits[i], i);
+        const float x = row.logits[i];
+        if (ordered(x) > least) found[atomicAdd(&num_found, 1)] = id_key(x, i);
     }
     __syncthreads();
     u64 last = NOT_FINITE;  // of those equal to the least one, the smallest ids: largest keys
@@ -244,7 +245,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     if (num_logprobs[slot] < 0) return;
 
     u64 total = 0;
-    for (int j = threadIdx.x; j < limit; j += THREADS) total += mass_of(expf(values[j] - row.largest));
+    for (int j = threadIdx.x; j < limit; j += THREADS) {
+        total += mass_of(expf(values[j] - row.largest));
+    }
     total = block_total(total, scratch);
     const float log_total =
         static_cast<float>(log(static_cast<double>(total) / static_cast<double>(1ull << 40)));

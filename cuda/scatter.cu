@@ -1,6 +1,6 @@
 // scatter: out.flat[indices[i]] = values[i], for values of 4 and of 8 bytes.
 //
-// indices int32 [n], without repeats. Grid (ceil(n / block)). Check: tools/gpu_check.py --only scatter
+// indices int32 [n], without repeats. Grid (ceil(n / block)). Check: tests/test_cuda_ops.py
 #include "common.cuh"
 
 template <typename T>

@@ -250,7 +250,8 @@ inline void mma_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsig
         for (int k = 0; k < 16; ++k) {
             const unsigned* a = warp.registers[g * 4 + k % 8 / 2];
             const unsigned* b = warp.registers[n * 4 + k % 8 / 2];
-            c[i] += on_cpu::bf16_at(a[i / 2 + k / 8 * 2], k % 2) * on_cpu::bf16_at(b[4 + k / 8], k % 2);
+            c[i] += on_cpu::bf16_at(a[i / 2 + k / 8 * 2], k % 2) *
+                    on_cpu::bf16_at(b[4 + k / 8], k % 2);
         }
     }
     on_cpu::wait(warp.barrier);

@@ -1,7 +1,7 @@
 // Types, roundings, 16-byte vectors and reductions that every kernel here shares.
 //
-// act is bf16. A comment ">act" marks a rounding to it. Sums run in an order that depends on nothing
-// but the shape of one row, so that a row's bits do not depend on the batch.
+// act is bf16. A comment ">act" marks a rounding to it. Sums run in an order that depends on
+// nothing but the shape of one row, so that a row's bits do not depend on the batch.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -16,7 +16,8 @@ __device__ inline int projection_size(int HK, int HV) {
     return conv_channels(HK, HV) + HV * HEAD + 2 * HV;
 }
 
-// (x / sqrt(mean(x^2) + eps) >act) * weight >act * silu(z), one head a warp, 4 dims a lane; unrounded.
+// ((x / sqrt(mean(x^2) + eps) >act) * weight >act) * silu(z), unrounded; one head a warp, 4 dims a
+// lane.
 __device__ inline void gated_norm(float (&x)[4], const float (&weight)[4], const float (&z)[4],
                                   float eps) {
     float squares = 0.0f;

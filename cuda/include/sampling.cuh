@@ -19,7 +19,9 @@ __device__ inline u32 ordered(float x) {
 __device__ inline u64 id_key(float x, int id) {
     return static_cast<u64>(ordered(x)) << 32 | (0xffffffffu - static_cast<u32>(id));
 }
-__device__ inline int id_of(u64 key) { return static_cast<int>(0xffffffffu - static_cast<u32>(key)); }
+__device__ inline int id_of(u64 key) {
+    return static_cast<int>(0xffffffffu - static_cast<u32>(key));
+}
 
 // floor(weight * 2^40) for 0 <= weight <= 1, from the bits of the number.
 __device__ inline u64 mass_of(float weight) {

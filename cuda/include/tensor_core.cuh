@@ -35,5 +35,9 @@ __device__ inline unsigned pack_act(float low, float high) {
 }
 
 // The lower, or the upper, halves of two registers side by side.
-__device__ inline unsigned lower_halves(unsigned x, unsigned y) { return __byte_perm(x, y, 0x5410); }
-__device__ inline unsigned upper_halves(unsigned x, unsigned y) { return __byte_perm(x, y, 0x7632); }
+__device__ inline unsigned lower_halves(unsigned x, unsigned y) {
+    return __byte_perm(x, y, 0x5410);
+}
+__device__ inline unsigned upper_halves(unsigned x, unsigned y) {
+    return __byte_perm(x, y, 0x7632);
+}
