@@ -12,6 +12,7 @@ from tests.model_cases import DECODE_START, DECODE_STEPS, Trace
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> Qwen3_5ForCausalLM:
+    torch.set_num_threads(1)  # on shared cores, more take many times as long
     return Qwen3_5ForCausalLM.from_pretrained(directory, dtype=dtype).eval()
 
 
