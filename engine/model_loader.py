@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .cache import allocate_cache
 from .config import EngineConfig, ModelConfig
 from .device import Device
-from .memory_plan import plan_memory, weight_bytes
+from .memory_plan import MemoryPlan, plan_memory, weight_bytes
+from .memory_plan_cuda import plan_cuda_memory
 from .model_runner import LogitsHook, ModelRunner
 from .models.buffers import allocate_buffers
 from .models.qwen3_5 import Qwen35Model
+from .models.weights_layout import ModelWeights
 from .ops.base import Ops
 from .weights import load_weights
 
@@ -35,38 +38,117 @@ def load_model_runner(
     """Raises ValueError, before the weights are read, for a config or a model that cannot be
     served and for too little memory. `device` replaces the CPU device in tests."""
     model_config = ModelConfig.from_hf(config.model_path)
-    device, ops = _create_backend(config, model_config, device)
-    plan = plan_memory(model_config, config, device.mem_info()[0])
-    logger.info("memory plan\n%s", plan.table())
-    round_bf16 = config.dtype == "bfloat16"
+    backend = create_backend(config, model_config, device)
     weights = load_weights(
-        config.model_path, model_config, device, "float32", round_bf16=round_bf16, progress=progress
+        config.model_path,
+        model_config,
+        backend.device,
+        backend.act_dtype,
+        round_bf16=config.dtype == "bfloat16",
+        progress=progress,
     )
     if progress is not None:
         progress("allocating", 0, 0)
-    cache = allocate_cache(model_config, plan.capacity, device, "float32")
-    buffers = allocate_buffers(model_config, plan.capacity, device, "float32")
-    model = Qwen35Model(model_config, weights, ops, cache, buffers)
+    return create_model_runner(
+        model_config, backend, weights, vocab_limit=vocab_limit, logits_hook=logits_hook
+    )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a model runs on: `act_dtype` is the type of its activations, weights and KV cache."""
+
+    device: Device
+    ops: Ops
+    plan: MemoryPlan
+    act_dtype: str
+
+
+def create_model_runner(
+    model_config: ModelConfig,
+    backend: Backend,
+    weights: ModelWeights,
+    *,
+    vocab_limit: int,
+    logits_hook: LogitsHook | None = None,
+) -> ModelRunner:
+    """Allocates caches and buffers as the backend's plan says."""
+    device, capacity, act_dtype = backend.device, backend.plan.capacity, backend.act_dtype
+    cache = allocate_cache(model_config, capacity, device, act_dtype)
+    buffers = allocate_buffers(model_config, capacity, device, act_dtype)
+    model = Qwen35Model(model_config, weights, backend.ops, cache, buffers)
     return ModelRunner(
         model,
-        ops,
+        backend.ops,
         device,
         cache,
-        plan.capacity,
+        capacity,
         model_config=model_config,
         vocab_limit=vocab_limit,
         logits_hook=logits_hook,
     )
 
 
-def _create_backend(
-    config: EngineConfig, model_config: ModelConfig, device: Device | None
-) -> tuple[Device, Ops]:
-    if config.device == "cuda":
-        raise ValueError("device: cuda is not available in this version; use cpu")
+def create_backend(
+    config: EngineConfig, model_config: ModelConfig, device: Device | None = None
+) -> Backend:
+    """Picks the backend and plans its memory; the same errors as `load_model_runner`."""
+    if device is None and _wants_cuda(config):
+        backend = _cuda_backend(config, model_config)
+    else:
+        backend = _cpu_backend(config, model_config, device)
+    logger.info("%s, memory plan\n%s", backend.device.name, backend.plan.table())
+    return backend
+
+
+def _wants_cuda(config: EngineConfig) -> bool:
+    """Whether a GPU is asked for, or "auto" finds one; float32 is for the CPU alone."""
+    if config.device != "auto":
+        return config.device == "cuda"
+    from .ops.cuda.detect import has_usable_gpu
+
+    return config.dtype != "float32" and has_usable_gpu()
+
+
+def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
+    from .ops.cuda.detect import has_usable_gpu
+    from .ops.cuda.shapes import check_shapes
+
+    if not has_usable_gpu():
+        raise ValueError("device: cuda needs CuPy (pip install '.[cuda12]') and an NVIDIA GPU")
+    check_shapes(model_config, config.block_size, config.max_num_seqs)
+    from .ops.cuda.device import CudaDevice
+    from .ops.cuda.loader import KernelLibrary
+    from .ops.cuda.ops import CudaOps, OpsShape, workspace_bytes
+
+    device = CudaDevice(config.device_ordinal)
+    try:
+        kernels = KernelLibrary()
+    except FileNotFoundError as error:
+        raise ValueError(f"device: cuda: {error}") from error
+
+    def shape(max_rows: int, max_tokens: int) -> OpsShape:
+        heads = model_config.num_key_heads, model_config.num_value_heads
+        return OpsShape(model_config.num_query_heads, *heads, max_rows, max_tokens)
+
+    plan = plan_cuda_memory(
+        model_config,
+        config,
+        device.mem_info()[0],
+        lambda rows, tokens: workspace_bytes(shape(rows, tokens)),
+    )
+    capacity = plan.capacity
+    own_shape = shape(capacity.num_state_slots, capacity.max_num_batched_tokens)
+    ops = CudaOps(kernels, own_shape, device.empty)
+    return Backend(device, ops, plan, "bfloat16")
+
+
+def _cpu_backend(config: EngineConfig, model_config: ModelConfig, device: Device | None) -> Backend:
     from .ops.numpy import NumpyOps
     from .ops.numpy.blas_threads import limit_blas_threads
     from .ops.numpy.device import CpuDevice
 
     limit_blas_threads(weight_bytes(model_config))
-    return device or CpuDevice(), NumpyOps(round_bf16=config.dtype == "bfloat16")
+    device = device or CpuDevice()
+    plan = plan_memory(model_config, config, device.mem_info()[0])
+    return Backend(device, NumpyOps(round_bf16=config.dtype == "bfloat16"), plan, "float32")
