@@ -79,6 +79,8 @@ class EngineRequest:
         )
         self._token_ids.clear()
         self._logprobs.clear()
+        if self._error is not None:
+            self._wake.set()  # the error is still to be taken
         return output
 
     def close(self, reason: FinishReason = FinishReason.ABORT) -> None:

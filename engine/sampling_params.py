@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
@@ -56,7 +55,7 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 def _check_float(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name}: must be a number, got {type(value).__name__}")
-    inside = (low < value if low_open else low <= value) and value <= high
-    if not (math.isfinite(value) and inside):
+    # false for NaN and infinities; an integer may be too large for math.isfinite
+    if not ((low < value if low_open else low <= value) and value <= high):
         bound = "(" if low_open else "["
         raise ValueError(f"{name}: must be in {bound}{low:g}, {high:g}], got {value}")

@@ -174,6 +174,8 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("max_tokens", True, "must be an integer"),
     ("temperature", -0.1, "must be in"),
     ("temperature", "hot", "must be a number"),
+    ("temperature", 10**400, "must be in"),
+    ("min_p", -(10**400), "must be in"),
     ("top_p", 0, "must be in"),
     ("top_p", 1.1, "must be in"),
     ("top_k", -2, "must be between"),

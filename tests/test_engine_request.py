@@ -1,0 +1,35 @@
+"""EngineRequest: what its reader is woken for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable
+from deltaserve.engine.sequence import FinishReason, RequestOutput
+
+
+async def test_an_error_behind_untaken_tokens_wakes_the_reader_twice() -> None:
+    """A slow reader finds tokens and the engine's death at once: first the tokens, and then it
+    must not wait for what will never come."""
+    wake = asyncio.Event()
+    request = EngineRequest("a", wake, lambda request_id, reason: None)
+    request.push(RequestOutput("a", (1, 2), (), None, None))
+    request.fail(EngineUnavailable("the engine died"))
+    wake.clear()
+    output = request.take()
+    assert output is not None and output.token_ids == (1, 2)
+    assert wake.is_set()
+    with pytest.raises(EngineUnavailable, match="died"):
+        request.take()
+
+
+async def test_an_end_behind_untaken_tokens_is_one_output() -> None:
+    request = EngineRequest("a", asyncio.Event(), lambda request_id, reason: None)
+    request.push(RequestOutput("a", (1,), (), None, None))
+    request.push(RequestOutput("a", (2,), (), FinishReason.LENGTH, None))
+    output = request.take()
+    assert output is not None
+    assert (output.token_ids, output.finish_reason) == ((1, 2), FinishReason.LENGTH)
+    assert request.take() is None
