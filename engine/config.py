@@ -95,8 +95,9 @@ class EngineConfig:
     None leaves the choice to the memory plan. Bytes for `kv_cache_memory` (which replaces
     `gpu_memory_utilization`, the fraction of the device's memory to use), tokens for the budgets:
     `max_num_batched_tokens` prompt tokens in a step where nothing decodes, `prefill_chunk` in the
-    others. `max_queue`: waiting requests. `dtype` "auto" is float32 on the CPU and bfloat16 on
-    CUDA; "bfloat16" on the CPU computes in float32 and rounds where CUDA rounds. `seed` None draws
+    others. `max_queue`: waiting requests, at least 1, for a request waits before it runs. `dtype`
+    "auto" is float32 on the CPU and bfloat16 on CUDA; "bfloat16" on the CPU computes in float32 and
+    rounds where CUDA rounds. `seed` None draws
     a seed for each request that brings none.
     """
 
@@ -106,8 +107,8 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
-    max_num_batched_tokens: int = 8192
-    prefill_chunk: int = 1024
+    max_num_batched_tokens: int | None = None
+    prefill_chunk: int | None = None
     block_size: int = 64
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.92
@@ -125,21 +126,26 @@ class EngineConfig:
             raise ValueError("dtype: float32 is for device cpu; cuda computes in bfloat16")
         _check_int("device_ordinal", self.device_ordinal, 0, 1023)
         for name in ("max_num_batched_tokens", "prefill_chunk"):
-            _check_int(name, getattr(self, name), _GRID, 1 << 20, multiple_of=_GRID)
-        if self.prefill_chunk > self.max_num_batched_tokens:
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), _GRID, 1 << 20, multiple_of=_GRID)
+        if (
+            self.prefill_chunk is not None
+            and self.max_num_batched_tokens is not None
+            and self.prefill_chunk > self.max_num_batched_tokens
+        ):
             raise ValueError(
                 f"prefill_chunk: must not exceed max_num_batched_tokens"
                 f" {self.max_num_batched_tokens}, got {self.prefill_chunk}"
             )
         _check_int("block_size", self.block_size, _GRID, 1024, multiple_of=_GRID)
-        _check_int("max_queue", self.max_queue, 0, 1 << 20)
-        for name, high in (
-            ("max_model_len", 1 << 31),
-            ("max_num_seqs", 1 << 16),
-            ("kv_cache_memory", 1 << 50),
+        _check_int("max_queue", self.max_queue, 1, 1 << 20)
+        for name, low, high in (
+            ("max_model_len", 2, 1 << 31),  # a token of prompt and one of output
+            ("max_num_seqs", 1, 1 << 16),
+            ("kv_cache_memory", 1, 1 << 50),
         ):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 1, high)
+                _check_int(name, getattr(self, name), low, high)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, (1 << 64) - 1)
         share = self.gpu_memory_utilization

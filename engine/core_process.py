@@ -27,12 +27,12 @@ from typing import Any
 import zmq
 
 from .engine_loop import Engine, EngineLoop
+from .progress import Progress
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-Progress = Callable[[str, int, int], None]  # stage, done, total
 BuildEngine = Callable[[Any, Progress], Engine]  # the first is the config
 
 

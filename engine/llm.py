@@ -85,7 +85,7 @@ class LLM:
         requests = self._make_requests(prompts, params)
         waiting = deque(requests)
         running: dict[str, _Request] = {}
-        max_queue = max(1, self.engine.capacity.max_queue)
+        max_queue = self.engine.capacity.max_queue
         try:
             while waiting or running:
                 while waiting and self.engine.num_waiting < max_queue:

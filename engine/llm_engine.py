@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
 from .device import Device
-from .model_loader import Progress, load_model_runner
+from .model_loader import load_model_runner
 from .model_runner import LogitsHook, SubmittedStep
+from .progress import Progress
 from .sampling_params import SamplingParams
 from .scheduled_batch import ScheduledBatch
 from .scheduler import Scheduler

@@ -16,10 +16,10 @@ from .ops.base import CONV_RING, MAX_SEGMENTS
 SEQ_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of running sequences to choose from; more than the last only make a CPU step longer."""
 
-MAX_BATCHED_TOKENS = 256
-MAX_PREFILL_CHUNK = 128
-"""Caps on the budgets of a step. The CPU is no faster at larger ones, and a step is how long an
-abort, a new request or the next token of a running one waits."""
+BATCHED_TOKENS = 256
+PREFILL_CHUNK = 128
+"""The budgets of a step where the config has none. The CPU is no faster at larger ones, and a step
+is how long an abort, a new request or the next token of a running one waits."""
 
 STATE_SHARE = 0.4
 KV_SHARE = 0.5
@@ -64,7 +64,9 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
     wanted_len = config.max_model_len or limit
 
     weights = weight_bytes(model)
-    max_num_batched_tokens = min(config.max_num_batched_tokens, MAX_BATCHED_TOKENS)
+    max_num_batched_tokens = config.max_num_batched_tokens or max(
+        BATCHED_TOKENS, config.prefill_chunk or 0
+    )
     activations = activation_bytes(model, max_num_batched_tokens)
     left = available - weights - activations
     blocks_per_seq = -(-wanted_len // config.block_size)
@@ -99,7 +101,7 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
         num_state_slots=num_seqs,
         max_model_len=min(wanted_len, num_blocks * config.block_size),
         max_num_batched_tokens=max_num_batched_tokens,
-        prefill_chunk=min(config.prefill_chunk, MAX_PREFILL_CHUNK),
+        prefill_chunk=config.prefill_chunk or min(PREFILL_CHUNK, max_num_batched_tokens),
         max_queue=config.max_queue,
     )
     rows = (

@@ -42,7 +42,9 @@ def plan_cuda_memory(
         )
     wanted_len = config.max_model_len or limit
     blocks_per_seq = -(-wanted_len // config.block_size)
-    batched_tokens = config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
+    batched_tokens = config.max_num_batched_tokens or max(
+        MAX_NUM_BATCHED_TOKENS, config.prefill_chunk or 0
+    )
     prefill_chunk = config.prefill_chunk or min(PREFILL_CHUNK, batched_tokens)
     kv_memory = config.kv_cache_memory
     available = free if kv_memory is not None else int(free * config.gpu_memory_utilization)

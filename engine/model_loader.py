@@ -6,7 +6,6 @@ The only place that names concrete backends; they are imported when picked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from .cache import allocate_cache
@@ -19,12 +18,10 @@ from .models.buffers import allocate_buffers
 from .models.qwen3_5 import Qwen35Model
 from .models.weights_layout import ModelWeights
 from .ops.base import Ops
+from .progress import Progress
 from .weights import load_weights
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""(stage, done, total) while loading; total 0 where a stage has no measure."""
 
 
 def load_model_runner(

@@ -26,13 +26,12 @@ from .config import ModelConfig
 from .device import Device
 from .json_section import CheckpointError
 from .models.weights_layout import ModelWeights
+from .progress import Progress
 from .safetensors_header import TensorEntry
 from .tensor_names import LM_HEAD, PackedArray, Piece, RowCopy, packed_layout
 
 STAGING_BYTES = 8 << 20
 Array = Any
-Progress = Callable[[str, int, int], None]
-"""(stage, bytes done, bytes in all)"""
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _HOST_DTYPES = {"BF16": _BF16, "F32": np.dtype(np.float32)}

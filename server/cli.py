@@ -90,17 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-seqs", type=int, default=None, metavar="N", help="requests that run at once")
     add(
         "--max-num-batched-tokens",
-        type=int,
-        default=EngineConfig.max_num_batched_tokens,
-        metavar="N",
-        help="prompt tokens of a step in which nothing decodes",
+        type=_auto_int,
+        default="auto",
+        metavar="N|auto",
+        help="prompt tokens of a step in which nothing decodes; auto is 256 on the CPU, 8192 on "
+        "CUDA",
     )
     add(
         "--prefill-chunk",
-        type=int,
-        default=EngineConfig.prefill_chunk,
-        metavar="N",
-        help="prompt tokens of a step in which something decodes",
+        type=_auto_int,
+        default="auto",
+        metavar="N|auto",
+        help="prompt tokens of a step in which something decodes; auto is 128 on the CPU, 1024 on "
+        "CUDA",
     )
     add(
         "--block-size",
@@ -115,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=EngineConfig.max_queue,
         metavar="N",
-        help="waiting requests; more get 429",
+        help="waiting requests, 1 or more; what comes beyond gets 429",
     )
     add("--max-body-bytes", type=_size, default="32M", metavar="BYTES", help="larger gets 413")
     add("--seed", type=int, default=None, help="of requests that bring none (default: random)")

@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from deltaserve.engine.capacity import Capacity
-from deltaserve.engine.core_process import Progress
 from deltaserve.engine.messages import EngineStats
+from deltaserve.engine.progress import Progress
 from deltaserve.engine.request_queue import QueueFullError, RequestTooLargeError
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch, ScheduledPrefill

@@ -166,8 +166,8 @@ def test_no_end_id_is_no_error() -> None:
 def test_engine_config_defaults() -> None:
     config = EngineConfig("models/demo")
     assert (config.max_num_batched_tokens, config.prefill_chunk, config.block_size) == (
-        8192,
-        1024,
+        None,
+        None,
         64,
     )
 
@@ -185,14 +185,14 @@ def test_engine_config_defaults() -> None:
         ({"prefill_chunk": 64.0}, "prefill_chunk: must be an integer, got 64.0"),
         ({"max_num_batched_tokens": 1000}, "max_num_batched_tokens: must be a multiple of 64 "),
         (
-            {"max_num_batched_tokens": 512},
+            {"max_num_batched_tokens": 512, "prefill_chunk": 1024},
             "prefill_chunk: must not exceed max_num_batched_tokens 512, got 1024",
         ),
         ({"block_size": 16}, "block_size: must be a multiple of 64 from 64 to 1024, got 16"),
-        ({"max_model_len": 0}, "max_model_len: must be from 1 to 2147483648, got 0"),
+        ({"max_model_len": 1}, "max_model_len: must be from 2 to 2147483648, got 1"),
         ({"max_num_seqs": True}, "max_num_seqs: must be an integer, got True"),
         ({"kv_cache_memory": -5}, "kv_cache_memory: must be from 1 to "),
-        ({"max_queue": -1}, "max_queue: must be from 0 to 1048576, got -1"),
+        ({"max_queue": 0}, "max_queue: must be from 1 to 1048576, got 0"),
         ({"seed": -1}, "seed: must be from 0 to "),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization: must be in (0, 1], got 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: must be in (0, 1], got 1.5"),

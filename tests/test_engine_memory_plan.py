@@ -75,3 +75,22 @@ def test_plan_refuses_with_numbers(directory: Path) -> None:
     with pytest.raises(ValueError, match="take 16 blocks of 64 and there is room for 3"):
         three = dataclasses.replace(config, kv_cache_memory=3 * block_bytes(model, 64))
         plan_memory(model, three, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "planned"),
+    [
+        ({}, (256, 128)),
+        ({"max_num_batched_tokens": 4096, "prefill_chunk": 1024}, (4096, 1024)),
+        ({"max_num_batched_tokens": 64}, (64, 64)),
+        ({"prefill_chunk": 512}, (512, 512)),
+    ],
+    ids=["auto", "both", "batched tokens", "chunk"],
+)
+def test_budgets_are_what_was_asked_for(
+    directory: Path, chosen: dict[str, int], planned: tuple[int, int]
+) -> None:
+    budgets = {"max_num_batched_tokens": None, "prefill_chunk": None, **chosen}
+    config = engine_config(directory, **budgets)
+    capacity = plan_memory(ModelConfig.from_hf(directory), config, 1 << 30).capacity
+    assert (capacity.max_num_batched_tokens, capacity.prefill_chunk) == planned

@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="requests per stream")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--logprobs", type=int)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
-    parser.add_argument("--prefill-chunk", type=int, default=1024)
+    parser.add_argument("--max-num-batched-tokens", type=int, help="default: auto")
+    parser.add_argument("--prefill-chunk", type=int, help="default: auto")
     parser.add_argument("--json", metavar="FILE", help="write the cells there as well")
     args = parser.parse_args()
 
