@@ -282,7 +282,7 @@ def test_progress_reports_loading(directory: Path) -> None:
 
 
 def test_cuda_is_refused_in_words(directory: Path) -> None:
-    with pytest.raises(ValueError, match="device.*cuda"):
+    with pytest.raises(ValueError, match=r"device.*cuda"):
         LLMEngine(dataclasses.replace(engine_config(directory), device="cuda"))
 
 
