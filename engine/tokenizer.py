@@ -54,6 +54,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {id_: t.content.encode() for id_, t in added.items()}
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.vocab_limit = 1 + max((*base.values(), *added))
+        self.max_token_bytes = max(map(len, (*base, *(t.content.encode() for t in added.values()))))
         ids = (self._bpe.token_to_id(token) for token in END_TOKENS)
         self.end_ids = frozenset(id_ for id_ in ids if id_ is not None)
 
@@ -114,17 +115,19 @@ def _add_config_tokens(bpe: BpeTokenizer, path: Path) -> None:
             "added_tokens_decoder", {}
         )
         missing = sorted(
-            (int(id_), token) for id_, token in listed.items() if bpe.id_to_token(int(id_)) is None
+            (int(id_), str(token["content"]), token)
+            for id_, token in listed.items()
+            if bpe.id_to_token(int(id_)) is None
         )
-    except (ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"{path}: not a readable tokenizer_config.json ({error})") from error
-    for token_id, token in missing:
+    for token_id, content, token in missing:
         flags = {
             name: bool(token.get(name, False))
             for name in ("special", "normalized", "lstrip", "rstrip", "single_word")
         }
-        bpe.add_tokens([AddedToken(token["content"], **flags)])
-        if bpe.token_to_id(token["content"]) != token_id:
+        bpe.add_tokens([AddedToken(content, **flags)])
+        if bpe.token_to_id(content) != token_id:
             raise ValueError(
                 f"{path}: added token {token['content']!r} has id {token_id} there, but would get "
                 f"{bpe.token_to_id(token['content'])} after tokenizer.json"

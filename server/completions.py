@@ -38,6 +38,9 @@ from .streaming import DONE, EventStream, event, until_disconnect
 logger = logging.getLogger("deltaserve")
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
+NORMALISED = 4
+"""Unicode normalisation makes at most so many characters one. A text that cannot fit even so is
+refused unread: to tokenise megabytes takes a thread for as many seconds, which nothing can end."""
 
 
 @dataclass
@@ -99,7 +102,7 @@ async def completions(request: Request) -> Response:
     wanted = parse_completion(parse_json(body))
     if wanted.model not in state.served_names:
         raise ApiError(
-            404, f"the model {wanted.model!r} does not exist", "model", "model_not_found"
+            404, f"the model {wanted.model[:100]!r} does not exist", "model", "model_not_found"
         )
     return await until_disconnect(request.receive, _answer(request, state, wanted))
 
@@ -119,9 +122,18 @@ async def _answer(request: Request, state: ServerState, wanted: CompletionReques
 async def _token_ids(state: ServerState, wanted: CompletionRequest) -> list[list[int]]:
     assert state.engine.facts is not None and state.tokenizer is not None
     limit = state.engine.facts.vocab_limit
+    max_tokens = state.engine.facts.capacity.max_model_len
+    max_chars = NORMALISED * max_tokens * state.tokenizer.max_token_bytes
     prompts = []
     for prompt in wanted.prompts:
         if isinstance(prompt, str):
+            if len(prompt) > max_chars:
+                raise ApiError(
+                    400,
+                    f"the prompt has {len(prompt)} characters, more than the context length of "
+                    f"{max_tokens} tokens can hold",
+                    "prompt",
+                )
             prompts.append(await asyncio.to_thread(state.tokenizer.encode, prompt))
             continue
         for token_id in (min(prompt), max(prompt)):

@@ -133,9 +133,12 @@ def test_corrupt_file_is_named(tmp_path: Path, content: str) -> None:
         Tokenizer(tmp_path)
 
 
-def test_corrupt_tokenizer_config_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "listed", ['{"x": {}}', '{"9999": {}}', '{"9999": "a"}', "[]", "5"], ids=str
+)
+def test_corrupt_tokenizer_config_is_named(tmp_path: Path, listed: str) -> None:
     write_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": {}}}')
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"added_tokens_decoder": {listed}}}')
     with pytest.raises(ValueError, match=r"tokenizer_config\.json: not a readable"):
         Tokenizer(tmp_path)
 

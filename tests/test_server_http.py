@@ -24,6 +24,7 @@ REFUSALS: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     ("unknown field", {"foo": 1}, 400, "foo", "unknown field 'foo'"),
     ("refused field", {"n": 2}, 400, "n", "n: not supported by this server"),
     ("context", {"max_tokens": 600}, 400, "prompt", "602 tokens, limit 512"),
+    ("long text", {"prompt": "a" * 60_000}, 400, "prompt", "60000 characters, more than"),
     ("id too high", {"prompt": [256]}, 400, "prompt", "token id 256 is not in 0 .. 255"),
     ("id negative", {"prompt": [[5], [-1]]}, 400, "prompt", "token id -1 is not in 0 .. 255"),
     ("id huge", {"prompt": [2**70]}, 400, "prompt", f"token id {2**70} is not in"),
