@@ -55,9 +55,12 @@ def test_segments_of_k_are_whole_blocks_of_every_tile(arch: str) -> None:
             assert k % tile.block_k == 0 and segment % tile.block_k == 0
 
 
-def test_the_measured_segments_of_4b_on_hopper() -> None:
+def test_measured_segments_override_the_rule() -> None:
     gemm = Gemm(TableOnly("sm_90"))  # type: ignore[arg-type]
-    assert gemm.num_segments(2560, 4096) == gemm.num_segments(2560, 9216) == 2
+    measured = read_table("sm_90")["segments"]["shapes"]
+    assert {"2560x4096", "2560x9216"} <= set(measured)
+    for shape, segments in measured.items():
+        assert gemm.num_segments(*map(int, shape.split("x"))) == segments
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 64, 65, 8192])
