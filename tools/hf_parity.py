@@ -25,18 +25,24 @@ from tools.engine_model import EngineModel
 
 DECODE_STEPS = 8
 PROMPT_ROWS = 16
-LOGITS_STD = 3.5
+LOGITS_STD = 3.2
+BLOCKS_SHARE = 0.5
 TOP = 64
 MAX_MEAN, MAX_P99, MAX_REGRET, MAX_RMS_RATIO = 0.06, 0.20, 0.20, 1.5
 
-_EMBED_STD = 0.5
+_BLOCK_STD = 0.5  # of a block's output where its last matrix keeps the variance of its input
 _HEAD_SLICE = 16384
 
 
 def random_model(config: dict[str, Any], device: str, seed: int) -> Qwen3_5ForCausalLM:
     """transformers' model in bf16 with random weights that can show mistakes: norms, A_log and
-    dt_bias are random, every block adds about 1 to the residual stream, logits vary by
-    LOGITS_STD."""
+    dt_bias are random, and logits vary by LOGITS_STD.
+
+    All blocks together add BLOCKS_SHARE times the variance of the embedding to the residual stream:
+    where each adds as much as its input, a deep random model turns rounding into noise that hides
+    what is compared. The final norm's factors have random signs, so that a tied head does not
+    just find the input token again.
+    """
     previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -46,8 +52,9 @@ def random_model(config: dict[str, Any], device: str, seed: int) -> Qwen3_5ForCa
         torch.set_default_dtype(previous)
     model.tie_weights()
     generator = torch.Generator(device=device).manual_seed(seed)
-    tied = config["tie_word_embeddings"]
-    head_std = LOGITS_STD / config["hidden_size"] ** 0.5
+    embed_std = LOGITS_STD / config["hidden_size"] ** 0.5
+    num_blocks = 2 * config["num_hidden_layers"]
+    block_std = embed_std * (BLOCKS_SHARE / num_blocks) ** 0.5 / _BLOCK_STD
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):
@@ -58,14 +65,17 @@ def random_model(config: dict[str, Any], device: str, seed: int) -> Qwen3_5ForCa
                 parameter.normal_(0.0, 0.2, generator=generator)
                 if name.endswith("linear_attn.norm.weight"):
                     parameter.add_(1.0)
+                elif name == "model.norm.weight":
+                    signs = torch.empty_like(parameter).uniform_(-1.0, 1.0, generator=generator)
+                    parameter.copy_((parameter + 1.0) * signs.sign() - 1.0)
             else:
                 parameter.normal_(generator=generator)
-                if name == "lm_head.weight" or (tied and "embed_tokens" in name):
-                    parameter.mul_(head_std)
-                elif "embed_tokens" in name:
-                    parameter.mul_(_EMBED_STD)
+                if name == "lm_head.weight" or "embed_tokens" in name:
+                    parameter.mul_(embed_std)
                 elif "conv1d" in name:
                     parameter.mul_(0.4)
+                elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                    parameter.mul_(block_std * parameter.shape[1] ** -0.5)
                 else:
                     parameter.mul_(parameter.shape[1] ** -0.5)
     return model
@@ -191,6 +201,15 @@ def compare(found: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
+def _near(ours: float, itself: float, from_fp32: dict[str, float]) -> bool:
+    """The rms criterion. What both models round alike cancels when transformers is compared with
+    itself and not against us, so where there is an fp32 reference we may also be as near to that
+    as transformers is."""
+    if ours <= MAX_RMS_RATIO * itself:
+        return True
+    return bool(from_fp32) and (from_fp32["ours"] <= MAX_RMS_RATIO * from_fp32["transformers"])
+
+
 def parity_row(
     reference: Qwen3_5ForCausalLM,
     exact: Qwen3_5ForCausalLM | None,
@@ -218,7 +237,7 @@ def parity_row(
         ours["mean"] <= MAX_MEAN
         and ours["p99"] <= MAX_P99
         and ours["regret"] <= MAX_REGRET
-        and ours["rms"] <= MAX_RMS_RATIO * itself["rms"]
+        and _near(ours["rms"], itself["rms"], from_fp32)
         and ours["logits_std"] >= 3.0
     )
     return {
