@@ -150,7 +150,7 @@ def true_size(checks: Checks, size: str, options: argparse.Namespace) -> None:
     free_memory()
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=None, help="0.8B 2B 4B 9B 27B")
     parser.add_argument("--only", nargs="+", default=["demo", "parity", "time"])
@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20261130)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--plumbing", action="store_true", help="a small model on the CPU")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     os.environ["HF_HUB_OFFLINE"] = "1"
     make_importable()
     out = options.out or Path(os.environ.get("OUT", ROOT / "bench/results"))
