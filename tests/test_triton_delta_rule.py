@@ -50,7 +50,7 @@ class Problem:
     def run(
         self, batch: PrefillBatch, rows: slice, state: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(out, state) of the two kernels; the given state stays as it is."""
+        """(out, state) of the four kernels; the given state stays as it is."""
         qkv, qkvzba = torch.from_numpy(self.qkv[rows]), torch.from_numpy(self.qkvzba[rows])
         tokens, heads = len(qkv), self.value_heads
         result = torch.from_numpy(state.copy())
@@ -61,30 +61,58 @@ class Problem:
         out = poisoned(tokens, heads * V)
         q_norm, k_norm = poisoned(tokens, self.key_heads, K), poisoned(tokens, self.key_heads, K)
         w, u = poisoned(tokens, heads, K), poisoned(tokens, heads, V)
-        p, g = poisoned(tokens, heads, CHUNK), poisoned(tokens, heads)
+        p, a = poisoned(tokens, heads, CHUNK), poisoned(tokens, heads, CHUNK)
+        g, beta = poisoned(tokens, heads), poisoned(tokens, heads)
         cu_seqlens, starts, slots = map(
             torch.from_numpy, (batch.cu_seqlens, batch.start_positions, batch.state_slots)
         )
-        workspace = (q_norm, k_norm, w, u, p, g)
         num_seqs = batch.num_seqs
-        delta_rule.delta_rule_chunks_kernel[(tokens // CHUNK + 2 * num_seqs, heads)](
+        chunks = tokens // CHUNK + 2 * num_seqs
+        delta_rule.delta_rule_scores_kernel[(chunks, self.key_heads)](
             qkv,
             qkvzba,
             torch.from_numpy(self.a_log),
             torch.from_numpy(self.dt_bias),
             cu_seqlens,
             starts,
-            *workspace,
+            q_norm,
+            k_norm,
+            a,
+            p,
+            g,
+            beta,
             num_seqs,
             self.key_heads,
             heads,
             qkv.shape[1],
             qkvzba.shape[1],
             K=K,
+        )
+        delta_rule.delta_rule_solve_kernel[(chunks, heads)](a, cu_seqlens, starts, num_seqs, heads)
+        delta_rule.delta_rule_products_kernel[(chunks, heads)](
+            qkv,
+            k_norm,
+            a,
+            g,
+            beta,
+            cu_seqlens,
+            starts,
+            w,
+            u,
+            num_seqs,
+            self.key_heads,
+            heads,
+            qkv.shape[1],
+            K=K,
             V=V,
         )
         delta_rule.delta_rule_states_kernel[(V // SLICE, heads, num_seqs)](
-            *workspace,
+            q_norm,
+            k_norm,
+            w,
+            u,
+            p,
+            g,
             cu_seqlens,
             starts,
             slots,
@@ -103,8 +131,8 @@ class Problem:
     ("spans", "rep"),
     [
         ([(0, 1)], 1),
-        ([(0, 150)], 2),
-        ([(64, 200)], 3),
+        ([(0, 100)], 2),
+        ([(64, 100)], 3),
         ([(37, 75)], 2),
         ([(0, 5), (128, 129), (10, 90)], 2),
     ],
@@ -119,13 +147,14 @@ def test_delta_rule_prefill(spans: list[tuple[int, int]], rep: int) -> None:
     np.testing.assert_allclose(state, expected_state, rtol=2e-3, atol=2e-4)
 
 
-def test_a_split_at_a_chunk_border_gives_the_same_bits() -> None:
-    problem = Problem(200, 1, 2, seed=6)
-    whole, state = problem.run(prefill_batch([(0, 200)], [1]), slice(None), problem.state)
-    head, carried = problem.run(prefill_batch([(0, 128)], [1]), slice(0, 128), problem.state)
-    tail, final = problem.run(prefill_batch([(128, 200)], [1]), slice(128, 200), carried)
-    np.testing.assert_array_equal(np.concatenate([head, tail]), whole)
-    np.testing.assert_array_equal(final, state)
+def test_cuts_at_chunk_borders_and_company_leave_the_bits_alone() -> None:
+    problem = Problem(150, 1, 1, seed=6)
+    whole, state = problem.run(prefill_batch([(0, 150)], [1]), slice(None), problem.state)
+    in_company = prefill_batch([(0, 64), (0, 5)], [1, 2])
+    head, carried = problem.run(in_company, slice(0, 69), problem.state)
+    tail, final = problem.run(prefill_batch([(64, 150)], [1]), slice(64, 150), carried)
+    np.testing.assert_array_equal(np.concatenate([head[:64], tail]), whole)
+    np.testing.assert_array_equal(final[1], state[1])
 
 
 def test_similar_keys_with_slow_decay_are_solved_accurately() -> None:

@@ -139,51 +139,82 @@ def attention_prefill_variant(arch: str) -> Variant:
 
 def delta_rule_variants() -> list[Variant]:
     """K = V = 128."""
-    workspace = {
-        "q_norm": "*bf16",
-        "k_norm": "*bf16",
-        "w": "*bf16",
-        "u": "*bf16",
-        "p": "*bf16",
-        "g": "*fp32",
-    }
-    chunks = Variant(
-        name="delta_rule_chunks",
+    sequences = {"cu_seqlens": "*i32", "start_positions": "*i32"}
+    acts = dict.fromkeys(("qkv", "q_norm", "k_norm", "w", "u", "p"), "*bf16")
+    fp32 = dict.fromkeys(("a", "t", "g", "beta"), "*fp32")
+    sizes = {"HK": "i32", "HV": "i32"}
+
+    def arguments(names: str, direction: str) -> dict[str, str]:
+        kinds = acts | fp32
+        return {f"{name}_{direction}": kinds[name] for name in names.split()}
+
+    scores = Variant(
+        name="delta_rule_scores",
         module="delta_rule_prefill",
-        function="delta_rule_chunks_kernel",
+        function="delta_rule_scores_kernel",
         arguments={
             "qkv": "*bf16",
             "qkvzba": "*bf16",
             "a_log": "*fp32",
             "dt_bias": "*fp32",
-            "cu_seqlens": "*i32",
-            "start_positions": "*i32",
-            **{f"{n}_out" if len(n) == 1 else n: kind for n, kind in workspace.items()},
+            **sequences,
+            "q_norm": "*bf16",
+            "k_norm": "*bf16",
+            **arguments("a p g beta", "out"),
             "NUM_SEQS": "i32",
-            "HK": "i32",
-            "HV": "i32",
+            **sizes,
             "QKV_SIZE": "i32",
             "PROJECTION_SIZE": "i32",
+        },
+        constants={"K": 128},
+        num_warps=4,
+        num_stages=1,
+        aligned=frozenset({"qkv", "qkvzba", "q_norm", "k_norm", "QKV_SIZE", "PROJECTION_SIZE"})
+        | {"a_out", "p_out", "g_out", "beta_out"},
+    )
+    solve = Variant(
+        name="delta_rule_solve",
+        module="delta_rule_prefill",
+        function="delta_rule_solve_kernel",
+        arguments={"a_and_t": "*fp32", **sequences, "NUM_SEQS": "i32", "HV": "i32"},
+        constants={},
+        num_warps=2,
+        num_stages=1,
+        aligned=frozenset({"a_and_t"}),
+    )
+    products = Variant(
+        name="delta_rule_products",
+        module="delta_rule_prefill",
+        function="delta_rule_products_kernel",
+        arguments={
+            "qkv": "*bf16",
+            "k_norm": "*bf16",
+            **arguments("t g beta", "in"),
+            **sequences,
+            **arguments("w u", "out"),
+            "NUM_SEQS": "i32",
+            **sizes,
+            "QKV_SIZE": "i32",
         },
         constants={"K": 128, "V": 128},
         num_warps=8,
         num_stages=1,
-        aligned=frozenset({"qkv", "qkvzba", "q_norm", "k_norm", "QKV_SIZE", "PROJECTION_SIZE"})
-        | {f"{n}_out" for n in "wupg"},
+        aligned=frozenset({"qkv", "k_norm", "QKV_SIZE", "w_out", "u_out"})
+        | {"t_in", "g_in", "beta_in"},
     )
     states = Variant(
         name="delta_rule_states",
         module="delta_rule_prefill",
         function="delta_rule_states_kernel",
         arguments={
-            **{f"{n}_in" if len(n) == 1 else n: kind for n, kind in workspace.items()},
-            "cu_seqlens": "*i32",
-            "start_positions": "*i32",
+            "q_norm": "*bf16",
+            "k_norm": "*bf16",
+            **arguments("w u p g", "in"),
+            **sequences,
             "state_slots": "*i32",
             "recurrent_state": "*fp32",
             "out": "*bf16",
-            "HK": "i32",
-            "HV": "i32",
+            **sizes,
         },
         constants={"K": 128, "V": 128, "SLICE": 32},
         num_warps=4,
@@ -191,7 +222,7 @@ def delta_rule_variants() -> list[Variant]:
         aligned=frozenset({"q_norm", "k_norm", "recurrent_state", "out"})
         | {f"{n}_in" for n in "wupg"},
     )
-    return [chunks, states]
+    return [scores, solve, products, states]
 
 
 def all_variants(arch: str, candidates: bool = False) -> list[Variant]:

@@ -8,7 +8,9 @@ the state that comes in (spec section 4.2):
     U = T (beta v),  W = T (beta exp(G) k),  P = (q k^T) * D
     V' = U - W S;   o = exp(G) (q S) + P V';   S = exp(G_last) S + k^T (exp(G_last - G) V')
 
-    delta_rule_chunks_kernel    all chunks at once: everything that does not need S
+    delta_rule_scores_kernel    a program a chunk and key head: G, A and P of its value heads
+    delta_rule_solve_kernel     a program a chunk and value head: T
+    delta_rule_products_kernel  a program a chunk and value head: U and W
     delta_rule_states_kernel    chunk after chunk: V', o, S, for one slice of the value dims
 
 A call may start or end within a chunk: rows that are not there have q = k = v = 0, beta = 0 and
@@ -20,7 +22,7 @@ fp32: gates, G, D, A, T and S; T's products with beta v and beta exp(G) k are tf
 kernels q, k (normalised), U, W, P and as operands of the tensor core S and V' are act.
 
 Workspace, all [T, ...]: q_norm, k_norm act [T, HK, K]; W act [T, HV, K]; U act [T, HV, V]; P act
-[T, HV, 64]; G fp32 [T, HV].
+[T, HV, 64]; A, then T, fp32 [T, HV, 64]; G and beta fp32 [T, HV].
 Check: tests/test_triton_delta_rule.py (interpreter), tools/gpu_check.py --only delta_rule.
 """
 
@@ -30,6 +32,7 @@ import triton.language as tl
 from .varlen import sequence_of_tile
 
 CHUNK = tl.constexpr(64)
+HALF = tl.constexpr(32)
 SOLVE = tl.constexpr(16)  # rows of the diagonal blocks that are solved row by row
 
 
@@ -40,56 +43,44 @@ def l2_normalise(x, scale):
 
 
 @triton.jit
-def merge_inverses(inverse, a, PAIRS: tl.constexpr, N: tl.constexpr):
-    """Inverses [2 * PAIRS, N, N] of the diagonal blocks of I + a -> [PAIRS, 2 N, 2 N], with the
-    block below the diagonal of each pair: -inverse_1 a_10 inverse_0."""
-    pair = tl.arange(0, PAIRS)
-    same = pair[:, None, None, None, None, None] == pair[None, None, None, :, None, None]
-    parts = tl.reshape(a, (PAIRS, 2, N, PAIRS, 2, N))
-    parts = tl.sum(tl.where(same, parts, 0.0), 3)  # [pair, half, N, half, N]
-    left, _ = tl.split(tl.permute(parts, (0, 1, 2, 4, 3)))
-    _, below = tl.split(tl.permute(left, (0, 2, 3, 1)))  # [pair, N, N]
-    halves = tl.permute(tl.reshape(inverse, (PAIRS, 2, N, N)), (0, 2, 3, 1))
-    first, second = tl.split(halves)
-    if PAIRS == 1:
-        first_square = tl.reshape(first, (N, N))
-        product = tl.dot(
-            tl.reshape(second, (N, N)), tl.reshape(below, (N, N)), input_precision="tf32x3"
-        )
-        product = tl.dot(product, first_square, input_precision="tf32x3")
-        product = tl.reshape(product, (PAIRS, N, N))
-    else:
-        product = tl.dot(second, below, input_precision="tf32x3")
-        product = tl.dot(product, first, input_precision="tf32x3")
-    rows = tl.join(tl.join(first, tl.zeros_like(first)), tl.join(-product, second))
-    return tl.reshape(tl.permute(rows, (0, 4, 1, 3, 2)), (PAIRS, 2 * N, 2 * N))
+def invert_diagonal_blocks(a_rows, HV, first, begin, end):
+    """Inverses of the four 16 x 16 diagonal blocks of I + A by forward substitution, one column a
+    thread: two [32, 32] tiles, each with two of them on its diagonal and zeros elsewhere.
+    `a_rows`: this head's A, of the (possibly absent) token `first`."""
+    column = tl.arange(0, CHUNK)  # of A; its block's rows are solved
+    block = column // SOLVE * SOLVE
+    rows = ()
+    for i in tl.static_range(SOLVE):
+        t = first + block + i
+        present = (t >= begin) & (t < end)
+        row = a_rows + (block + i).to(tl.int64) * (HV * CHUNK) + block
+        x = tl.where(column - block == i, 1.0, 0.0)
+        for j in tl.static_range(i):
+            x -= tl.load(row + j, mask=present, other=0.0) * rows[j]
+        rows = rows + (x,)  # noqa: RUF005 (Triton has no starred expressions)
+    for level in tl.static_range(4):  # new last dims: bits of the row, high bit first
+        joined = ()
+        for i in tl.static_range(SOLVE >> (level + 1)):
+            pair = tl.join(rows[i], rows[i + (SOLVE >> (level + 1))])
+            joined = joined + (pair,)  # noqa: RUF005
+        rows = joined
+    solved = tl.reshape(rows[0], (CHUNK, 1, SOLVE))  # [column, 1, row in block]
+    own = tl.arange(0, 2)[None, :, None] == (column // SOLVE % 2)[:, None, None]
+    tiles = tl.reshape(tl.where(own, solved, 0.0), (2, HALF, HALF))  # [half, column, row]
+    return tl.split(tl.permute(tiles, (2, 1, 0)))
 
 
 @triton.jit
-def invert_unit_lower(a):
-    """(I + a)^-1 of a strictly lower triangular fp32 [64, 64]: its diagonal 16 x 16 blocks by
-    forward substitution, row i from the rows before it, then joined to 32 and to 64."""
-    BLOCKS: tl.constexpr = CHUNK // SOLVE
-    block = tl.arange(0, BLOCKS)
-    row = tl.arange(0, SOLVE)
-    on_diagonal = block[:, None, None, None] == block[None, None, :, None]
-    parts = tl.reshape(a, (BLOCKS, SOLVE, BLOCKS, SOLVE))
-    diagonal = tl.sum(tl.where(on_diagonal, parts, 0.0), 2)  # [BLOCKS, SOLVE, SOLVE]
-    inverse = tl.where((row[:, None] == row[None, :])[None, :, :], 1.0, 0.0)
-    inverse = tl.broadcast_to(inverse, (BLOCKS, SOLVE, SOLVE))
-    for i in range(1, SOLVE):
-        here = (row == i)[None, :, None]
-        factors = tl.sum(tl.where(here, diagonal, 0.0), 1)  # a[i, :] of each block
-        solved = -tl.sum(factors[:, :, None] * inverse, 1)
-        solved = tl.where((row == i)[None, :], 1.0, solved)
-        inverse = tl.where(here, solved[:, None, :], inverse)
-    inverse = merge_inverses(inverse, a, BLOCKS // 2, SOLVE)
-    inverse = merge_inverses(inverse, a, BLOCKS // 4, SOLVE * 2)
-    return tl.reshape(inverse, (CHUNK, CHUNK))
+def join_blocks(blocks, a):
+    """Inverse of I + a [32, 32] from those of its two diagonal blocks."""
+    i = tl.arange(0, HALF)
+    below = (i >= SOLVE)[:, None] & (i < SOLVE)[None, :]
+    product = tl.dot(blocks, tl.where(below, a, 0.0), input_precision="tf32x3")
+    return blocks - tl.dot(product, blocks, input_precision="tf32x3")
 
 
 @triton.jit
-def delta_rule_chunks_kernel(
+def delta_rule_scores_kernel(
     qkv,
     qkvzba,
     a_log,
@@ -98,15 +89,108 @@ def delta_rule_chunks_kernel(
     start_positions,
     q_norm,
     k_norm,
-    w_out,
-    u_out,
+    a_out,
     p_out,
     g_out,
+    beta_out,
     NUM_SEQS,
     HK,
     HV,
     QKV_SIZE,
     PROJECTION_SIZE,
+    K: tl.constexpr,
+):
+    """Grid (T // 64 + 2 B, HK)."""
+    b, chunk = sequence_of_tile(cu_seqlens, NUM_SEQS, tl.program_id(0), CHUNK, 2)
+    key_head = tl.program_id(1)
+    begin = tl.load(cu_seqlens + b)
+    end = tl.load(cu_seqlens + b + 1)
+    first = begin + chunk * CHUNK - tl.load(start_positions + b) % CHUNK
+    if first >= end:
+        return
+    rep = HV // HK
+    i = tl.arange(0, CHUNK)
+    t = first + i
+    present = (t >= begin) & (t < end)
+    here = present[:, None]
+    t = tl.where(present, t, begin).to(tl.int64)
+    kd = tl.arange(0, K)[None, :]
+    act: tl.constexpr = p_out.dtype.element_ty
+
+    row = qkv + (t * QKV_SIZE)[:, None]
+    q = tl.load(row + key_head * K + kd, mask=here, other=0.0)
+    k = tl.load(row + (HK + key_head) * K + kd, mask=here, other=0.0)
+    q = l2_normalise(q, 1.0 / K**0.5).to(act)
+    k = l2_normalise(k, 1.0).to(act)
+    at = (t * HK + key_head)[:, None] * K + kd
+    tl.store(q_norm + at, q, mask=here)
+    tl.store(k_norm + at, k, mask=here)
+    qk = tl.dot(q, k.T)
+    kk = tl.dot(k, k.T)
+
+    lower = i[:, None] >= i[None, :]
+    for n in range(key_head * rep, key_head * rep + rep):
+        gates = qkvzba + t * PROJECTION_SIZE + (PROJECTION_SIZE - 2 * HV + n)
+        beta = tl.load(gates, mask=present, other=0.0).to(tl.float32)
+        beta = (1.0 / (1.0 + tl.exp(-beta))).to(act).to(tl.float32)
+        beta = tl.where(present, beta, 0.0)
+        x = tl.load(gates + HV, mask=present, other=0.0).to(tl.float32) + tl.load(dt_bias + n)
+        softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+        decay = -tl.exp(tl.load(a_log + n)) * softplus
+        g = tl.cumsum(tl.where(present, decay, 0.0), 0)
+        tl.store(g_out + t * HV + n, g, mask=present)
+        tl.store(beta_out + t * HV + n, beta, mask=present)
+        d = tl.exp(tl.where(lower, g[:, None] - g[None, :], float("-inf")))
+        pair = (t * HV + n)[:, None] * CHUNK + i[None, :]
+        tl.store(p_out + pair, (qk * d).to(act), mask=here)
+        a = tl.where(i[:, None] > i[None, :], kk * d * beta[:, None], 0.0)
+        tl.store(a_out + pair, a, mask=here)
+
+
+@triton.jit
+def delta_rule_solve_kernel(a_and_t, cu_seqlens, start_positions, NUM_SEQS, HV):
+    """A -> T in place, T = [[T0, 0], [T10, T1]] in tiles of 32. Grid (T // 64 + 2 B, HV)."""
+    b, chunk = sequence_of_tile(cu_seqlens, NUM_SEQS, tl.program_id(0), CHUNK, 2)
+    n = tl.program_id(1)
+    begin = tl.load(cu_seqlens + b)
+    end = tl.load(cu_seqlens + b + 1)
+    first = begin + chunk * CHUNK - tl.load(start_positions + b) % CHUNK
+    if first >= end:
+        return
+    i = tl.arange(0, HALF)
+    t = first + i
+    here0 = ((t >= begin) & (t < end))[:, None]
+    here1 = ((t + HALF >= begin) & (t + HALF < end))[:, None]
+    rows = a_and_t + (first.to(tl.int64) * HV + n) * CHUNK
+    tile0 = rows + i.to(tl.int64)[:, None] * (HV * CHUNK) + i[None, :]
+    tile1 = tile0 + HV * (CHUNK * HALF)
+    blocks0, blocks1 = invert_diagonal_blocks(rows, HV, first, begin, end)
+    inverse0 = join_blocks(blocks0, tl.load(tile0, mask=here0, other=0.0))
+    inverse1 = join_blocks(blocks1, tl.load(tile1 + HALF, mask=here1, other=0.0))
+    a10 = tl.load(tile1, mask=here1, other=0.0)
+    product = tl.dot(inverse1, a10, input_precision="tf32x3")
+    inverse10 = -tl.dot(product, inverse0, input_precision="tf32x3")
+    tl.debug_barrier()  # every thread has read its part of A
+    tl.store(tile0, inverse0, mask=here0)
+    tl.store(tile1, inverse10, mask=here1)
+    tl.store(tile1 + HALF, inverse1, mask=here1)
+
+
+@triton.jit
+def delta_rule_products_kernel(
+    qkv,
+    k_norm,
+    t_in,
+    g_in,
+    beta_in,
+    cu_seqlens,
+    start_positions,
+    w_out,
+    u_out,
+    NUM_SEQS,
+    HK,
+    HV,
+    QKV_SIZE,
     K: tl.constexpr,
     V: tl.constexpr,
 ):
@@ -118,8 +202,7 @@ def delta_rule_chunks_kernel(
     first = begin + chunk * CHUNK - tl.load(start_positions + b) % CHUNK
     if first >= end:
         return
-    rep = HV // HK
-    key_head = n // rep
+    key_head = n // (HV // HK)
     i = tl.arange(0, CHUNK)
     t = first + i
     present = (t >= begin) & (t < end)
@@ -128,35 +211,12 @@ def delta_rule_chunks_kernel(
     kd = tl.arange(0, K)[None, :]
     vd = tl.arange(0, V)[None, :]
     act: tl.constexpr = u_out.dtype.element_ty
-
-    row = qkv + (t * QKV_SIZE)[:, None]
-    q = tl.load(row + key_head * K + kd, mask=here, other=0.0)
-    k = tl.load(row + (HK + key_head) * K + kd, mask=here, other=0.0)
-    q = l2_normalise(q, 1.0 / K**0.5).to(act)
-    k = l2_normalise(k, 1.0).to(act)
-    if n % rep == 0:
-        at = (t * HK + key_head)[:, None] * K + kd
-        tl.store(q_norm + at, q, mask=here)
-        tl.store(k_norm + at, k, mask=here)
-
-    gates = qkvzba + t * PROJECTION_SIZE + (PROJECTION_SIZE - 2 * HV + n)
-    beta = tl.load(gates, mask=present, other=0.0).to(tl.float32)
-    beta = (1.0 / (1.0 + tl.exp(-beta))).to(act).to(tl.float32)
-    beta = tl.where(present, beta, 0.0)
-    x = tl.load(gates + HV, mask=present, other=0.0).to(tl.float32) + tl.load(dt_bias + n)
-    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-    decay = -tl.exp(tl.load(a_log + n)) * softplus
-    g = tl.cumsum(tl.where(present, decay, 0.0), 0)
-    tl.store(g_out + t * HV + n, g, mask=present)
-
-    lower = i[:, None] >= i[None, :]
-    d = tl.exp(tl.where(lower, g[:, None] - g[None, :], float("-inf")))
-    scores = tl.dot(q, k.T) * d
-    tl.store(p_out + (t * HV + n)[:, None] * CHUNK + i[None, :], scores.to(act), mask=here)
-    a = tl.where(i[:, None] > i[None, :], tl.dot(k, k.T) * d * beta[:, None], 0.0)
-    inverse = invert_unit_lower(a)
-
-    v = tl.load(row + 2 * HK * K + n * V + vd, mask=here, other=0.0).to(tl.float32)
+    inverse = tl.load(t_in + (t * HV + n)[:, None] * CHUNK + i[None, :], mask=here, other=0.0)
+    beta = tl.load(beta_in + t * HV + n, mask=present, other=0.0)
+    g = tl.load(g_in + t * HV + n, mask=present, other=0.0)
+    v = qkv + (t * QKV_SIZE)[:, None] + (2 * HK * K + n * V + vd)
+    v = tl.load(v, mask=here, other=0.0).to(tl.float32)
+    k = tl.load(k_norm + (t * HK + key_head)[:, None] * K + kd, mask=here, other=0.0)
     u = tl.dot(inverse, v * beta[:, None], input_precision="tf32")
     tl.store(u_out + (t * HV + n)[:, None] * V + vd, u.to(act), mask=here)
     w = tl.dot(inverse, k.to(tl.float32) * (beta * tl.exp(g))[:, None], input_precision="tf32")
@@ -199,7 +259,13 @@ def delta_rule_states_kernel(
     s = tl.zeros((K, SLICE), tl.float32)
     if start > 0:
         s = tl.load(state)
+    last = tl.minimum(begin - start % CHUNK + CHUNK, end) - 1
+    g_next = tl.load(g_in + tl.maximum(last, 0).to(tl.int64) * HV + n)
     for first in range(begin - start % CHUNK, end, CHUNK):
+        # the scalar of the next chunk a chunk ahead: the compiler prefetches tiles only
+        g_last = g_next
+        last = tl.minimum(first + 2 * CHUNK, end) - 1
+        g_next = tl.load(g_in + last.to(tl.int64) * HV + n)
         t = first + i
         present = (t >= begin) & (t < end)
         here = present[:, None]
@@ -211,7 +277,6 @@ def delta_rule_states_kernel(
         q = tl.load(q_norm + key_rows * K + kd[None, :], mask=here, other=0.0)
         k = tl.load(k_norm + key_rows * K + kd[None, :], mask=here, other=0.0)
         p = tl.load(p_in + value_rows * CHUNK + i[None, :], mask=here, other=0.0)
-        g_last = tl.load(g_in + (tl.minimum(first + CHUNK, end) - 1).to(tl.int64) * HV + n)
         g = tl.load(g_in + t * HV + n, mask=present, other=0.0)
         s_act = s.to(act)
         v_new = u.to(tl.float32) - tl.dot(w, s_act)

@@ -18,7 +18,7 @@ _CONV_TOKENS = 16
 
 
 class PrefillWorkspace:
-    """What the two kernels of `delta_rule_prefill` hand over, for up to `max_tokens` tokens.
+    """What the four kernels of `delta_rule_prefill` hand over, for up to `max_tokens` tokens.
     `empty(shape, dtype)` allocates."""
 
     def __init__(
@@ -29,7 +29,9 @@ class PrefillWorkspace:
         self.w = empty((max_tokens, value_heads, HEAD), act_dtype)
         self.u = empty((max_tokens, value_heads, HEAD), act_dtype)
         self.p = empty((max_tokens, value_heads, DELTA_CHUNK), act_dtype)
+        self.a = empty((max_tokens, value_heads, DELTA_CHUNK), "float32")
         self.g = empty((max_tokens, value_heads), "float32")
+        self.beta = empty((max_tokens, value_heads), "float32")
 
 
 def causal_conv1d(
@@ -86,32 +88,67 @@ def delta_rule_prefill(
     key_heads = (channels - value_heads * value_dim) // (2 * key_dim)
     assert key_dim == value_dim == HEAD and tokens <= len(workspace.q_norm)
     w = workspace
-    parts = (w.q_norm, w.k_norm, w.w, w.u, w.p, w.g)
+    sequences = (batch.cu_seqlens, batch.start_positions)
+    chunks = tokens // DELTA_CHUNK + 2 * batch.num_seqs
     kernels.launch(
-        "delta_rule_chunks",
-        (tokens // DELTA_CHUNK + 2 * batch.num_seqs, value_heads, 1),
+        "delta_rule_scores",
+        (chunks, key_heads, 1),
         0,
         qkv,
         qkvzba,
         a_log,
         dt_bias,
-        batch.cu_seqlens,
-        batch.start_positions,
-        *parts,
+        *sequences,
+        w.q_norm,
+        w.k_norm,
+        w.a,
+        w.p,
+        w.g,
+        w.beta,
         batch.num_seqs,
         key_heads,
         value_heads,
         channels,
         qkvzba.shape[1],
     )
+    kernels.launch(
+        "delta_rule_solve",
+        (chunks, value_heads, 1),
+        0,
+        w.a,
+        *sequences,
+        batch.num_seqs,
+        value_heads,
+    )
+    kernels.launch(
+        "delta_rule_products",
+        (chunks, value_heads, 1),
+        0,
+        qkv,
+        w.k_norm,
+        w.a,
+        w.g,
+        w.beta,
+        *sequences,
+        w.w,
+        w.u,
+        batch.num_seqs,
+        key_heads,
+        value_heads,
+        channels,
+    )
     columns = kernels.constant("delta_rule_states", "SLICE")
     kernels.launch(
         "delta_rule_states",
         (value_dim // columns, value_heads, batch.num_seqs),
         0,
-        *parts,
-        batch.cu_seqlens,
-        batch.start_positions,
+        w.q_norm,
+        w.k_norm,
+        w.w,
+        w.u,
+        w.p,
+        w.g,
+        *sequences,
         batch.state_slots,
         recurrent_state,
         out,
