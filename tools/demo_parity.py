@@ -70,10 +70,12 @@ def demo_checks(model_dir: Path, device: str, release: Any) -> Iterator[dict[str
     release()
     greedy = base[: len(PROMPTS)]
     gaps = numpy_gaps(model_dir, prompts, greedy)
-    for text, completion, gap in zip(PROMPTS, greedy, gaps, strict=True):
+    exact_gaps = numpy_gaps(model_dir, prompts, greedy, round_bf16=False)
+    for text, completion, gap, exact in zip(PROMPTS, greedy, gaps, exact_gaps, strict=True):
         yield {
             "what": f"greedy {text[:30]!r} -> {completion.text[:40]!r}",
             "largest_gap": gap,
+            "without_rounding": exact,
             "ok": completion.error is None and gap <= NEAR,
         }
     for options in RUNS:
@@ -88,11 +90,15 @@ def demo_checks(model_dir: Path, device: str, release: Any) -> Iterator[dict[str
 
 
 def numpy_gaps(
-    model_dir: Path, prompts: list[list[int]], completions: list[Completion]
+    model_dir: Path,
+    prompts: list[list[int]],
+    completions: list[Completion],
+    *,
+    round_bf16: bool = True,
 ) -> list[float]:
     """For each completion, the most by which the NumPy ops' best logit is over that of the token
     taken, at any position; 0 where all agree."""
-    parts = cpu_parts(len(prompts), 512)
+    parts = cpu_parts(len(prompts), 512, round_bf16=round_bf16)
     config = ModelConfig.from_hf(model_dir)
     weights = load_weights(model_dir, config, parts.device, "float32", round_bf16=True)
     model = EngineModel(config, weights, parts, 1024)

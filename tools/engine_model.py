@@ -38,12 +38,12 @@ class Parts:
     max_tokens: int
 
 
-def cpu_parts(max_rows: int, max_tokens: int) -> Parts:
-    """The NumPy ops, rounding where CUDA rounds."""
+def cpu_parts(max_rows: int, max_tokens: int, *, round_bf16: bool = True) -> Parts:
+    """The NumPy ops; `round_bf16` rounds where CUDA rounds."""
     from deltaserve.engine.ops.numpy import NumpyOps
     from deltaserve.engine.ops.numpy.device import CpuDevice
 
-    return Parts(CpuDevice(), NumpyOps(round_bf16=True), "float32", max_rows, max_tokens)
+    return Parts(CpuDevice(), NumpyOps(round_bf16=round_bf16), "float32", max_rows, max_tokens)
 
 
 def cuda_parts(config: ModelConfig, max_rows: int, max_tokens: int) -> Parts:
