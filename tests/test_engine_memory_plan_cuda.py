@@ -1,0 +1,63 @@
+"""The memory plan of a GPU and the shapes that its kernels have; needs no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from deltaserve.engine.config import EngineConfig, ModelConfig
+from deltaserve.engine.memory_plan_cuda import plan_cuda_memory, slot_bytes
+from deltaserve.engine.ops.cuda.ops import OpsShape, workspace_bytes
+from deltaserve.engine.ops.cuda.shapes import check_shapes
+from tools.model_shapes import SIZES, hf_text_config
+
+FOUR_B = ModelConfig.from_hf(hf_text_config("4B"))
+
+
+def workspace(rows: int, tokens: int) -> int:
+    return workspace_bytes(OpsShape(16, 16, 32, rows, tokens))
+
+
+@pytest.mark.parametrize("gib", [16, 80, 139])
+def test_plan_fits_the_share_of_the_device(gib: int) -> None:
+    plan = plan_cuda_memory(FOUR_B, EngineConfig("4B"), gib << 30, workspace)
+    total = sum(size for _, size in plan.rows)
+    assert total <= plan.available == int(0.92 * (gib << 30))
+    assert total >= 0.99 * plan.available
+    slots = plan.capacity.num_state_slots
+    assert slots & (slots - 1) == 0
+    assert (gib >= 80) == (slots == 256)
+    assert dict(plan.rows)["state slots"] == slots * slot_bytes(FOUR_B)
+
+
+def test_slot_is_the_specifications_size() -> None:
+    state = 24 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
+    assert slot_bytes(FOUR_B) == state
+
+
+def test_plan_refuses_with_numbers() -> None:
+    with pytest.raises(ValueError, match=r"device memory: too small.*weights 7\.83 GiB"):
+        plan_cuda_memory(FOUR_B, EngineConfig("4B"), 8 << 30, workspace)
+    with pytest.raises(ValueError, match="max_model_len: 262145 is over the model's 262144"):
+        plan_cuda_memory(FOUR_B, EngineConfig("4B", max_model_len=262145), 1 << 37, workspace)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_kernels_have_every_size(size: str) -> None:
+    check_shapes(ModelConfig.from_hf(hf_text_config(size)), 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": 128}, r"head_dim 128 \(kernels need 256\)"),
+        ({"rotary_dim": 32}, r"rotary dims 32 \(kernels need 64\)"),
+        ({"num_kv_heads": 8}, "query heads per KV head 2"),
+        ({"num_value_heads": 64}, "value heads per key head 4"),
+        ({"hidden_size": 2600}, "hidden_size 2600.*multiple of 128"),
+    ],
+)
+def test_other_shapes_are_refused_by_name(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_shapes(dataclasses.replace(FOUR_B, **change), 64, None)
