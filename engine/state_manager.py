@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
+
 
 class StateManager:
-    """Slot ids 0 .. num_slots-1, one for each running sequence. The slot freed last is taken
-    first, so that a lightly loaded engine keeps touching the same few."""
+    """Slot ids 0 .. num_slots-1, one for each running sequence. The lowest free slot is
+    taken first: a lightly loaded engine keeps to a few, and states of one batch lie side by side."""
 
     def __init__(self, num_slots: int) -> None:
         assert num_slots > 0
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._free = list(range(num_slots))  # a heap
         self._used = [False] * num_slots
 
     @property
@@ -27,11 +29,11 @@ class StateManager:
     def allocate(self) -> int:
         """Takes a slot; the caller has checked `num_free`."""
         assert self._free, "no state slot is free"
-        slot = self._free.pop()
+        slot = heapq.heappop(self._free)
         self._used[slot] = True
         return slot
 
     def free(self, slot: int) -> None:
         assert self._used[slot], f"state slot {slot} is free already"
         self._used[slot] = False
-        self._free.append(slot)
+        heapq.heappush(self._free, slot)

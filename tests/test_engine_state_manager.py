@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from deltaserve.engine.state_manager import StateManager
 
 
-def test_reuses_the_slot_freed_last() -> None:
+def test_takes_the_lowest_free_slot() -> None:
     slots = StateManager(4)
+    assert [slots.allocate(), slots.allocate(), slots.allocate()] == [0, 1, 2]
+    for slot in (2, 0, 1):
+        slots.free(slot)
     assert [slots.allocate(), slots.allocate()] == [0, 1]
-    slots.free(0)
-    assert [slots.allocate(), slots.allocate()] == [0, 2]
 
 
 def test_allocating_from_an_empty_pool_is_our_bug() -> None:

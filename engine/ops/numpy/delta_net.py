@@ -7,6 +7,8 @@ sums, do not depend on how a prompt is split at such multiples.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ...forward_batch import DecodeBatch, PrefillBatch
@@ -14,9 +16,11 @@ from ..base import CONV_RING, DELTA_CHUNK
 from .activations import sigmoid, silu, softplus
 from .norm import gated_rms_norm, square_sum
 from .rounding import F32, Act
+from .row_threads import for_rows
 
 L2_EPS = np.float32(1e-6)
 _TAPS = CONV_RING
+_STATE_ROWS = 4  # decode rows whose states are updated together: a few, for the cache's sake
 _WINDOW = np.arange(1 - _TAPS, 1, dtype=np.int32)
 
 
@@ -179,20 +183,36 @@ def delta_net_decode(
     beta, decay = _gates(qkvzba, a_log, dt_bias, act)
     kept, beta = np.exp(decay)[:, :, None, None], beta[:, :, None]
     outputs = out.reshape(rows, value_heads, value_dim)
-    update = np.empty((value_heads, value_dim), np.float32)
-    written = np.empty((value_heads, key_dim, value_dim), np.float32)
-    for row, slot in enumerate(batch.state_slots.tolist()):
-        state = recurrent_state[slot]
-        state *= kept[row]
-        np.matmul(k[row, :, None], state, out=update[:, None])
-        np.subtract(v[row], update, out=update)
-        update *= beta[row]
-        np.einsum("hk,hv->hkv", k[row], update, out=written)  # sums nothing; faster than multiply
-        state += written
-        np.matmul(q[row, :, None], state, out=outputs[row, :, None])
+    slots = batch.state_slots.tolist()
+
+    def advance(first: int, last: int) -> None:
+        update = np.empty((_STATE_ROWS, value_heads, value_dim), np.float32)
+        written = np.empty((_STATE_ROWS, value_heads, key_dim, value_dim), np.float32)
+        for start, end in _consecutive(slots, first, last):
+            state = recurrent_state[slots[start] : slots[start] + end - start]
+            u, w = update[: end - start], written[: end - start]
+            state *= kept[start:end]
+            np.matmul(k[start:end, :, None], state, out=u[:, :, None])
+            np.subtract(v[start:end], u, out=u)
+            u *= beta[start:end]
+            np.multiply(k[start:end, :, :, None], u[:, :, None], out=w)
+            state += w
+            np.matmul(q[start:end, :, None], state, out=outputs[start:end, :, None])
+
+    for_rows(rows, advance)
     act(out)
     z = qkvzba[:, channels : channels + value_heads * value_dim].reshape(outputs.shape)
     gated_rms_norm(outputs, z, norm_weight, eps, outputs, act)
+
+
+def _consecutive(slots: list[int], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Cuts rows first .. last into runs of at most _STATE_ROWS whose slots follow each other, so
+    that their states are one piece of the cache."""
+    start = first
+    for row in range(first + 1, last + 1):
+        if row == last or row - start == _STATE_ROWS or slots[row] != slots[row - 1] + 1:
+            yield start, row
+            start = row
 
 
 def _conv_decode(qkvzba: F32, weight: F32, batch: DecodeBatch, conv_state: F32, act: Act) -> F32:

@@ -20,6 +20,7 @@ import numpy as np
 
 from .activations import silu
 from .rounding import F32, Act
+from .row_threads import for_rows
 
 TILE = 16
 _GATE_UP_ROWS = 64
@@ -43,7 +44,11 @@ def linear_tiles(x: F32, weight: F32, out: F32) -> None:
 
 def linear_rows(x: F32, weight: F32, out: F32) -> None:
     """out = x @ weight^T, fp32, one matrix-vector product a row."""
-    np.matmul(x[:, None, :], weight.T, out=out[:, None, :])
+
+    def product(start: int, end: int) -> None:
+        np.matmul(x[start:end, None, :], weight.T, out=out[start:end, None, :])
+
+    for_rows(len(x), product)
 
 
 def linear_silu_mul(x: F32, weight: F32, out: F32, linear: Linear, act: Act) -> None:
