@@ -6,8 +6,11 @@ import heapq
 
 
 class StateManager:
-    """Slot ids 0 .. num_slots-1, one for each running sequence. The lowest free slot is
-    taken first: a lightly loaded engine keeps to a few, and states of one batch lie side by side."""
+    """Slot ids 0 .. num_slots-1, one for each running sequence.
+
+    The lowest free slot is taken first: a lightly loaded engine keeps to a few, and the states of
+    one batch lie side by side.
+    """
 
     def __init__(self, num_slots: int) -> None:
         assert num_slots > 0
