@@ -30,16 +30,20 @@ Linear = Callable[[F32, F32, F32], None]
 
 def linear_tiles(x: F32, weight: F32, out: F32) -> None:
     """out = x @ weight^T, fp32, in tiles of 16 rows (zero-padded)."""
-    columns = np.empty((weight.shape[0], TILE), np.float32)
-    for start in range(0, len(x), TILE):
-        rows = x[start : start + TILE]
-        count = len(rows)
-        if count < TILE:
-            padded = np.zeros((TILE, x.shape[1]), np.float32)
-            padded[:count] = rows
-            rows = padded
-        np.matmul(weight, rows.T, out=columns)
-        out[start : start + count] = columns.T[:count]
+
+    def tiles(first: int, last: int) -> None:
+        columns = np.empty((weight.shape[0], TILE), np.float32)
+        for start in range(first * TILE, min(last * TILE, len(x)), TILE):
+            rows = x[start : start + TILE]
+            count = len(rows)
+            if count < TILE:
+                padded = np.zeros((TILE, x.shape[1]), np.float32)
+                padded[:count] = rows
+                rows = padded
+            np.matmul(weight, rows.T, out=columns)
+            out[start : start + count] = columns.T[:count]
+
+    for_rows(-(-len(x) // TILE), tiles)
 
 
 def linear_rows(x: F32, weight: F32, out: F32) -> None:

@@ -1,4 +1,4 @@
-"""Two threads for the rows of a decode step.
+"""Two threads for the rows of a decode step, or for the tiles of a prompt.
 
 NumPy's inner loops run without the interpreter's lock, so two halves of the rows run side by side
 where their calls are long enough. A row's bits do not depend on who computes it.
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 MIN_ROWS = 8
 """With fewer, waking the second thread costs more than it brings."""
 
-_second_thread = ThreadPoolExecutor(1, "decode-rows")  # its thread starts with the first work
+_second_thread = ThreadPoolExecutor(1, "rows")  # its thread starts with the first work
 
 
 def for_rows(num_rows: int, work: Callable[[int, int], None]) -> None:
