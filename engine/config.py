@@ -95,10 +95,11 @@ class EngineConfig:
     None leaves the choice to the memory plan. Bytes for `kv_cache_memory` (which replaces
     `gpu_memory_utilization`, the fraction of the device's memory to use), tokens for the budgets:
     `max_num_batched_tokens` prompt tokens in a step where nothing decodes, `prefill_chunk` in the
-    others. `max_queue`: waiting requests, at least 1, for a request waits before it runs. `dtype`
-    "auto" is float32 on the CPU and bfloat16 on CUDA; "bfloat16" on the CPU computes in float32 and
-    rounds where CUDA rounds. `seed` None draws
-    a seed for each request that brings none.
+    others. `max_queue`: requests beyond those that a free state slot awaits. `dtype` "auto" is
+    float32 on the CPU and bfloat16 on CUDA; "bfloat16" on the CPU computes in float32 and rounds
+    where CUDA rounds. `cuda_graph`: decode steps as CUDA graphs, no effect on the CPU.
+    `snapshot_memory`: bytes for the states of cached prefixes, of which one is kept every
+    `snapshot_interval` tokens. `seed` None draws a seed for each request that brings none.
     """
 
     model_path: str
@@ -114,6 +115,10 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.92
     max_queue: int = 1024
     seed: int | None = None
+    cuda_graph: bool = True
+    enable_prefix_caching: bool = True
+    snapshot_memory: int | None = None
+    snapshot_interval: int = 1024
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_path, str) or not self.model_path:
@@ -138,11 +143,16 @@ class EngineConfig:
                 f" {self.max_num_batched_tokens}, got {self.prefill_chunk}"
             )
         _check_int("block_size", self.block_size, _GRID, 1024, multiple_of=_GRID)
+        _check_int("snapshot_interval", self.snapshot_interval, _GRID, 1 << 20, multiple_of=_GRID)
         _check_int("max_queue", self.max_queue, 1, 1 << 20)
+        for name in ("cuda_graph", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: must be true or false, got {getattr(self, name)!r}")
         for name, low, high in (
             ("max_model_len", 2, 1 << 31),  # a token of prompt and one of output
             ("max_num_seqs", 1, 1 << 16),
             ("kv_cache_memory", 1, 1 << 50),
+            ("snapshot_memory", 0, 1 << 50),
         ):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), low, high)
