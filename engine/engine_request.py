@@ -43,6 +43,8 @@ class EngineRequest:
         self._abort = abort
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self._num_cached_tokens = 0
         self._last: RequestOutput | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -76,7 +78,10 @@ class EngineRequest:
             last.finish_reason if last else None,
             last.stop_id if last else None,
             last.error if last else None,
+            self._prompt_logprobs,
+            self._num_cached_tokens,
         )
+        self._prompt_logprobs, self._num_cached_tokens = (), 0
         self._token_ids.clear()
         self._logprobs.clear()
         if self._error is not None:
@@ -92,6 +97,8 @@ class EngineRequest:
     def push(self, output: RequestOutput) -> None:
         self._token_ids.extend(output.token_ids)
         self._logprobs.extend(output.logprobs)
+        self._prompt_logprobs += output.prompt_logprobs
+        self._num_cached_tokens += output.num_cached_tokens
         if output.finish_reason is not None:
             self._last = output
             self._ended = True

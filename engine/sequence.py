@@ -65,13 +65,17 @@ class Sequence:
         return self.num_computed_tokens < len(self.prompt_ids)
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities of one sampled token, of the raw logits."""
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of one token given those before it, of the raw logits.
+
+    `rank`: how many ids are at least as likely, itself included (1: the likeliest); of prompt
+    tokens only.
+    """
 
     logprob: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+    rank: int | None = None
 
 
 class RequestOutput(NamedTuple):
@@ -79,6 +83,10 @@ class RequestOutput(NamedTuple):
 
     `finish_reason` is set on the last one; `stop_id` is the end id that stopped it, if one did.
     The end id itself is in `token_ids` (it counts as usage and is not text).
+
+    The first one of a request also has what is known of its prompt: `prompt_logprobs`, if asked
+    for, of the prompt's tokens from the second on; and `num_cached_tokens`, how many of the
+    prompt's tokens were found in the prefix cache.
     """
 
     request_id: str
@@ -87,3 +95,5 @@ class RequestOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable
-from deltaserve.engine.sequence import FinishReason, RequestOutput
+from deltaserve.engine.sequence import FinishReason, RequestOutput, TokenLogprobs
 
 
 async def test_an_error_behind_untaken_tokens_wakes_the_reader_twice() -> None:
@@ -33,3 +33,18 @@ async def test_an_end_behind_untaken_tokens_is_one_output() -> None:
     assert output is not None
     assert (output.token_ids, output.finish_reason) == ((1, 2), FinishReason.LENGTH)
     assert request.take() is None
+
+
+async def test_what_is_known_of_the_prompt_survives_merging_and_is_given_once() -> None:
+    request = EngineRequest("a", asyncio.Event(), lambda request_id, reason: None)
+    entry = TokenLogprobs(-1.0, (3, 4), (-0.5, -1.0), 2)
+    request.push(RequestOutput("a", (1,), prompt_logprobs=(entry,), num_cached_tokens=64))
+    request.push(RequestOutput("a", (2,)))
+    output = request.take()
+    assert output is not None
+    assert (output.token_ids, output.prompt_logprobs) == ((1, 2), (entry,))
+    assert output.num_cached_tokens == 64
+    request.push(RequestOutput("a", (3,)))
+    output = request.take()
+    assert output is not None
+    assert (output.prompt_logprobs, output.num_cached_tokens) == ((), 0)
