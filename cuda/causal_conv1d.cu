@@ -2,11 +2,12 @@
 //
 //     out[t, c] = silu(sum_j weight[c, j] * x[t - 3 + j, c]  >act)  >act,  j = 0 .. 3
 //     x: the first C columns of qkvzba act [T, projection]; weight act [C, 4]; out act [T, C]
-//     conv_state act [slots, 4, C]: position p in row p % 4; read for positions before the call,
-//     counted as zeros before position 0
+//     conv_state act [slots, 4, C]: position p in row p % 4; positions before the call are read from
+//     slot initial_slots[b] (-1: zeros), and are zeros before position 0
 //
 // Two kernels, because the tokens that read the old state and those whose values become the new one
-// belong to different blocks. The second one writes the last min(4, length) rows of each sequence.
+// belong to different blocks. The second one writes the last 4 rows of each sequence to its slot,
+// and those before each snapshot's position to the snapshot's.
 // Grids: (ceil(C / 8 / threads), ceil(T / TOKENS)) and (ceil(C / 8 / threads), B).
 // Formula: spec section 3.5. Check and time: tools/gpu_check.py --only conv
 #include "delta_net.cuh"
@@ -27,7 +28,7 @@ __device__ inline int sequence_of(const int* cu_seqlens, int B, int t) {
 extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
     const bf16* __restrict__ qkvzba, const bf16* __restrict__ weight,
     const int* __restrict__ cu_seqlens, const int* __restrict__ start_positions,
-    const int* __restrict__ state_slots, const bf16* __restrict__ conv_state,
+    const int* __restrict__ initial_slots, const bf16* __restrict__ conv_state,
     bf16* __restrict__ out, int T, int B, int C, int projection) {
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS;
     if (channel >= C) return;
@@ -46,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
         }
         if (refill) {
             const int first = cu_seqlens[b];
-            const bf16* state = conv_state + static_cast<long long>(state_slots[b]) * CONV_RING * C;
+            const int slot = initial_slots[b];
+            const bf16* state = conv_state + static_cast<long long>(slot) * CONV_RING * C;
 #pragma unroll
             for (int back = 1; back < TAPS; ++back) {
                 const int position = start_positions[b] + t - first - back;
@@ -54,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
                 if (t - back >= first) {
                     const long long at = static_cast<long long>(t - back) * projection + channel;
                     load_floats(qkvzba + at, row);
-                } else if (position >= 0) {
+                } else if (position >= 0 && slot >= 0) {
                     load_floats(state + (position % CONV_RING) * C + channel, row);
                 } else {
 #pragma unroll
@@ -84,15 +86,31 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
 extern "C" __global__ void __launch_bounds__(128) conv_state_update_kernel(
     const bf16* __restrict__ qkvzba, const int* __restrict__ cu_seqlens,
     const int* __restrict__ start_positions, const int* __restrict__ state_slots,
-    bf16* __restrict__ conv_state, int C, int projection) {
+    const int* __restrict__ initial_slots, const int* __restrict__ snapshot_starts,
+    const int* __restrict__ snapshot_positions, const int* __restrict__ snapshot_slots,
+    bf16* conv_state, int C, int projection) {
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS, b = blockIdx.y;
     if (channel >= C) return;
-    const int first = cu_seqlens[b], end = cu_seqlens[b + 1];
-    bf16* state = conv_state + static_cast<long long>(state_slots[b]) * CONV_RING * C;
-    for (int t = max(first, end - CONV_RING); t < end; ++t) {
-        const int position = start_positions[b] + t - first;
-        const long long from = static_cast<long long>(t) * projection + channel;
-        *reinterpret_cast<uint4*>(state + (position % CONV_RING) * C + channel) =
-            *reinterpret_cast<const uint4*>(qkvzba + from);
+    const int first = cu_seqlens[b], start = start_positions[b], initial = initial_slots[b];
+    const auto row = [=](int slot, int position) {
+        return reinterpret_cast<uint4*>(
+            conv_state + (static_cast<long long>(slot) * CONV_RING + position % CONV_RING) * C +
+            channel);
+    };
+    // The sequence's own slot last: it may be the initial one, whose rows the snapshots need.
+    const int end = snapshot_starts[b + 1];
+    for (int i = snapshot_starts[b]; i <= end; ++i) {
+        const int slot = i < end ? snapshot_slots[i] : state_slots[b];
+        const int last = i < end ? snapshot_positions[i] : start + cu_seqlens[b + 1] - first;
+        for (int position = max(last - CONV_RING, 0); position < last; ++position) {
+            const long long t = first + position - start;
+            if (position >= start) {
+                *row(slot, position) =
+                    *reinterpret_cast<const uint4*>(qkvzba + t * projection + channel);
+            } else if (slot != initial) {
+                *row(slot, position) =
+                    initial < 0 ? make_uint4(0, 0, 0, 0) : *row(initial, position);
+            }
+        }
     }
 }

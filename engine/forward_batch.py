@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .scheduled_batch import BlockUpdate, ScheduledBatch, ScheduledDecode, ScheduledPrefill
 
@@ -45,7 +46,14 @@ class PrefillBatch:
 
         tokens of sequence b:  cu_seqlens[b] .. cu_seqlens[b+1]
         their positions:       start_positions[b], start_positions[b] + 1, ...
-        where the start is 0 the sequence's conv and recurrent state count as zeros.
+        state they start from: that of slot initial_slots[b], or zeros where it is -1
+        state they leave:      in slot state_slots[b]
+        its snapshots:         i in snapshot_starts[b] .. snapshot_starts[b+1]; the state after
+                               snapshot_positions[i] tokens of the sequence, in snapshot_slots[i]
+
+    State is the conv and the recurrent one. Snapshot positions are multiples of 64, ascending, and
+    within (start, end] of their sequence. Slots written are distinct, and none of them is the
+    initial slot of another sequence.
 
     `logits_rows` are the token rows (0..T-1) whose logits are wanted. `host_*` are the same values
     as tuples, for grid sizes and loops on the host.
@@ -57,10 +65,17 @@ class PrefillBatch:
     cu_seqlens: Array
     start_positions: Array
     state_slots: Array
+    initial_slots: Array
+    snapshot_starts: Array
+    snapshot_positions: Array
+    snapshot_slots: Array
     logits_rows: Array
     host_cu_seqlens: tuple[int, ...]
     host_start_positions: tuple[int, ...]
     host_state_slots: tuple[int, ...]
+    host_initial_slots: tuple[int, ...]
+    host_snapshots: tuple[tuple[tuple[int, int], ...], ...]
+    """Per sequence its (position, slot) pairs."""
 
     @property
     def num_tokens(self) -> int:
@@ -113,12 +128,22 @@ class TableUpdates:
     blocks: Array
 
 
+def decode_columns(
+    decodes: tuple[ScheduledDecode, ...], num_rows: int
+) -> npt.NDArray[np.int32]:
+    """input_ids, positions and state_slots [3, num_rows]; rows past the decodes are padding, whose
+    slot is -1."""
+    columns = np.zeros((3, num_rows), np.int32)
+    columns[2, len(decodes) :] = -1
+    if decodes:
+        rows = [(d.input_id, d.position, d.state_slot) for d in decodes]
+        columns[:, : len(decodes)] = np.array(rows, np.int32).T
+    return columns
+
+
 def build_decode_batch(decodes: tuple[ScheduledDecode, ...], upload: Upload) -> DecodeBatch:
-    columns = np.array(
-        [(d.input_id, d.position, d.state_slot, 0) for d in decodes], np.int32
-    ).T.copy()
-    input_ids, positions, state_slots, slot_mapping = (upload(column) for column in columns)
-    return DecodeBatch(input_ids, positions, state_slots, slot_mapping)
+    columns = decode_columns(decodes, len(decodes))
+    return DecodeBatch(*map(upload, columns), slot_mapping=upload(np.zeros(len(decodes), np.int32)))
 
 
 def build_prefill_batch(
@@ -139,6 +164,9 @@ def build_prefill_batch(
         )
     starts = tuple(p.start for p in prefills)
     slots = tuple(p.state_slot for p in prefills)
+    initial_slots = tuple(_initial_slot(p) for p in prefills)
+    snapshots = tuple(p.snapshots for p in prefills)
+    pairs = np.array([pair for own in snapshots for pair in own], np.int32).reshape(-1, 2)
     logits_rows = [end - 1 for p, end in zip(prefills, cu_seqlens[1:], strict=True) if p.sample]
     return PrefillBatch(
         input_ids=upload(np.array(input_ids, np.int32)),
@@ -147,26 +175,36 @@ def build_prefill_batch(
         cu_seqlens=upload(np.array(cu_seqlens, np.int32)),
         start_positions=upload(np.array(starts, np.int32)),
         state_slots=upload(np.array(slots, np.int32)),
+        initial_slots=upload(np.array(initial_slots, np.int32)),
+        snapshot_starts=upload(np.cumsum([0, *map(len, snapshots)], dtype=np.int32)),
+        snapshot_positions=upload(pairs[:, 0].copy()),
+        snapshot_slots=upload(pairs[:, 1].copy()),
         logits_rows=upload(np.array(logits_rows, np.int32)),
         host_cu_seqlens=tuple(cu_seqlens),
         host_start_positions=starts,
         host_state_slots=slots,
+        host_initial_slots=initial_slots,
+        host_snapshots=snapshots,
     )
 
 
-def build_sample_batch(
-    batch: ScheduledBatch, params: SampleParams, vocab_limit: int, upload: Upload
-) -> SampleBatch | None:
-    """None when no row of the step is sampled. The order of rows is that of `batch.sampled`."""
+def _initial_slot(prefill: ScheduledPrefill) -> int:
+    if prefill.initial_slot is not None:
+        return prefill.initial_slot
+    return prefill.state_slot if prefill.start > 0 else -1
+
+
+def sample_columns(batch: ScheduledBatch, num_rows: int) -> npt.NDArray[np.int32]:
+    """rows, state_slots and positions [3, num_rows] in the order of `batch.sampled`; rows past
+    those are padding: -1."""
     rows = [(row, d.state_slot, d.position + 1) for row, d in enumerate(batch.decodes) if d.sample]
     first = len(batch.decodes)
     ends = (p for p in batch.prefills if p.sample)
     rows += [(first + i, p.state_slot, p.end) for i, p in enumerate(ends)]
-    if not rows:
-        return None
-    columns = np.array(rows, np.int32).T.copy()
-    row_ids, state_slots, positions = (upload(column) for column in columns)
-    return SampleBatch(row_ids, state_slots, positions, params, vocab_limit)
+    columns = np.full((3, num_rows), -1, np.int32)
+    if rows:
+        columns[:, : len(rows)] = np.array(rows, np.int32).T
+    return columns
 
 
 def build_table_updates(

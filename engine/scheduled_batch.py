@@ -26,13 +26,22 @@ class ScheduledDecode(NamedTuple):
 @dataclass(frozen=True)
 class ScheduledPrefill:
     """Runs prompt tokens start .. end of a sequence; `sample` if this ends the prompt and its
-    first output token is not known yet."""
+    first output token is not known yet.
+
+    `initial_slot`: the slot whose state the tokens before `start` left, -1 for none; None is the
+    rule without prefix caching: the sequence's own where start > 0. `snapshots`: (position, slot)
+    pairs, positions ascending multiples of 64 with start < position <= end: the state after that
+    many tokens is written to that slot too. A slot that a step reads as another sequence's initial
+    state, or writes as a snapshot, has no other part in the step.
+    """
 
     sequence: Sequence
     state_slot: int
     start: int
     end: int
     sample: bool
+    initial_slot: int | None = None
+    snapshots: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

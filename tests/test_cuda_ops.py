@@ -166,15 +166,21 @@ def test_attention_decode(
     np.testing.assert_array_equal(f32(out[5]), 0)
 
 
-SPANS = [(0, 2), (0, 37), (62, 64), (5, 40), (64, 65)]
+SPANS = [(0, 2), (0, 37), (62, 64), (5, 40), (64, 65), (127, 129), (62, 130)]
+SLOTS = [4, 0, 3, 1, 2, 5, 8]
+INITIAL_SLOTS = [-1, -1, 3, 6, 7, -1, 8]
+SNAPSHOTS = [[], [], [(64, 9)], [], [], [(128, 10)], [(64, 11), (128, 12)]]
 
 
-def test_causal_conv1d(ops: CudaOps, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_causal_conv1d(ops: CudaOps, rng: np.random.Generator, snapshots: bool) -> None:
+    """With snapshots, rows of the rings that a call leaves come from its tokens, from another
+    slot, from zeros and from its own slot."""
     key_heads, value_heads = 1, 2
     channels = (2 * key_heads + value_heads) * HEAD
-    batch = prefill_batch(SPANS, [4, 0, 3, 1, 2])
+    batch = prefill_batch(SPANS, SLOTS, *((INITIAL_SLOTS, SNAPSHOTS) if snapshots else ()))
     qkvzba = act(rng, batch.num_tokens, channels + value_heads * (HEAD + 4))
-    weight, state = act(rng, channels, 4), act(rng, 5, 4, channels)
+    weight, state = act(rng, channels, 4), act(rng, 13, 4, channels)
     out = poisoned(batch.num_tokens, channels)
     expected_state, expected = f32(state), np.empty(out.shape, np.float32)
     ops.causal_conv1d(qkvzba, weight, batch, state, out)

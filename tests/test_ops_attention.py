@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deltaserve.engine.forward_batch import DecodeBatch, PrefillBatch
+from deltaserve.engine.forward_batch import DecodeBatch
 from deltaserve.engine.ops.numpy import NumpyOps
+
+from .batches import prefill_batch
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 RNG = np.random.default_rng(2)
@@ -50,18 +52,7 @@ def test_one_sequence(block_size: int, start: int, count: int) -> None:
     positions, slots = np.arange(start, length, dtype=np.int32), np.ones(1, np.int32)
 
     out = np.full((count, HEADS * DIM), np.nan, np.float32)
-    batch = PrefillBatch(
-        input_ids=positions,
-        positions=positions,
-        slot_mapping=positions,
-        cu_seqlens=np.array([0, count], np.int32),
-        start_positions=np.array([start], np.int32),
-        state_slots=slots,
-        logits_rows=slots,
-        host_cu_seqlens=(0, count),
-        host_start_positions=(start,),
-        host_state_slots=(1,),
-    )
+    batch = prefill_batch([(start, length)], [1])
     NumpyOps().attention_prefill(q, qgkv, k_cache, v_cache, table, batch, out)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 

@@ -63,9 +63,9 @@ class Problem:
         w, u = poisoned(tokens, heads, K), poisoned(tokens, heads, V)
         p, a = poisoned(tokens, heads, CHUNK), poisoned(tokens, heads, CHUNK)
         g, beta = poisoned(tokens, heads), poisoned(tokens, heads)
-        cu_seqlens, starts, slots = map(
-            torch.from_numpy, (batch.cu_seqlens, batch.start_positions, batch.state_slots)
-        )
+        cu_seqlens, starts = map(torch.from_numpy, (batch.cu_seqlens, batch.start_positions))
+        slots = (batch.state_slots, batch.initial_slots)
+        snapshots = (batch.snapshot_starts, batch.snapshot_positions, batch.snapshot_slots)
         num_seqs = batch.num_seqs
         chunks = tokens // CHUNK + 2 * num_seqs
         delta_rule.delta_rule_scores_kernel[(chunks, self.key_heads)](
@@ -115,7 +115,7 @@ class Problem:
             g,
             cu_seqlens,
             starts,
-            slots,
+            *map(torch.from_numpy, slots + snapshots),
             result,
             out,
             self.key_heads,
@@ -155,6 +155,26 @@ def test_cuts_at_chunk_borders_and_company_leave_the_bits_alone() -> None:
     tail, final = problem.run(prefill_batch([(64, 150)], [1]), slice(64, 150), carried)
     np.testing.assert_array_equal(np.concatenate([head[:64], tail]), whole)
     np.testing.assert_array_equal(final[1], state[1])
+
+
+def test_snapshots_and_where_the_state_comes_from() -> None:
+    """A snapshot has the bits of a prompt cut there, and a sequence that starts from it goes on as
+    the one that made it. Slot 3: a snapshot within a chunk's call; slot 0 starts within it."""
+    problem = Problem(150, 2, 2, seed=8)
+    state = problem.state.copy()
+    state[[1, 2]] = np.nan
+    whole = prefill_batch([(0, 150)], [1], snapshots=[[(64, 3), (128, 2)]])
+    out, final = problem.run(whole, slice(None), state)
+    for position, slot in ((64, 3), (128, 2)):
+        _, cut = problem.run(prefill_batch([(0, position)], [1]), slice(0, position), state)
+        np.testing.assert_array_equal(final[slot], cut[1])
+    np.testing.assert_array_equal(final[0], state[0])
+    resumed = prefill_batch([(64, 150)], [0], [3], [[(128, 1)]])
+    tail, after = problem.run(resumed, slice(64, 150), final)
+    np.testing.assert_array_equal(tail, out[64:])
+    np.testing.assert_array_equal(after[0], final[1])
+    np.testing.assert_array_equal(after[1], final[2])
+    np.testing.assert_array_equal(after[3], final[3])
 
 
 def test_similar_keys_with_slow_decay_are_solved_accurately() -> None:

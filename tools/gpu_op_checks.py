@@ -103,14 +103,17 @@ def check_gated_norm(ops: CudaOps, a: Arrays) -> Result:
 
 SPANS = [(0, 2), (0, 137), (62, 64), (64, 300), (5, 70), (128, 129)]
 SLOTS = [4, 0, 3, 1, 2, 6]
+INITIAL_SLOTS = [-1, -1, 3, 5, 2, -1]  # its own, another one, zeros
+SNAPSHOTS = [[], [(64, 7), (128, 8)], [(64, 9)], [(128, 10), (192, 11), (256, 12)], [], []]
+STATE_SLOTS = 13
 
 
 def check_conv(ops: CudaOps, a: Arrays) -> Result:
     for hv in (16, 32, 48):
         channels = (32 + hv) * HEAD
-        batch = prefill_batch(SPANS, SLOTS)
+        batch = prefill_batch(SPANS, SLOTS, INITIAL_SLOTS, SNAPSHOTS)
         qkvzba = a.act(batch.num_tokens, channels + hv * (HEAD + 2))
-        weight, state = a.act(channels, 4), a.act(7, 4, channels)
+        weight, state = a.act(channels, 4), a.act(STATE_SLOTS, 4, channels)
         out = a.poisoned(batch.num_tokens, channels)
         expected_state, expected = a.host(state), np.empty(out.shape, np.float32)
         ops.causal_conv1d(qkvzba, weight, on_device(a, batch), state, out)
@@ -192,10 +195,10 @@ def check_attention_prefill(ops: CudaOps, a: Arrays) -> Result:
 def check_delta_rule(ops: CudaOps, a: Arrays) -> Result:
     for hv in (16, 32, 48):
         channels = (32 + hv) * HEAD
-        batch = prefill_batch(SPANS, SLOTS)
+        batch = prefill_batch(SPANS, SLOTS, INITIAL_SLOTS, SNAPSHOTS)
         tokens = batch.num_tokens
         qkv, qkvzba = a.act(tokens, channels), a.act(tokens, channels + hv * (HEAD + 2))
-        a_log, dt_bias, state = a.fp32(hv), a.fp32(hv), a.fp32(7, hv, HEAD, HEAD)
+        a_log, dt_bias, state = a.fp32(hv), a.fp32(hv), a.fp32(STATE_SLOTS, hv, HEAD, HEAD)
         out, expected = a.poisoned(tokens, hv * HEAD), np.empty((tokens, hv * HEAD), np.float32)
         expected_state = a.host(state)
         ops.delta_rule_prefill(qkv, qkvzba, a_log, dt_bias, on_device(a, batch), state, out)

@@ -179,9 +179,11 @@ class Ops(Protocol):
         """out[t, c] = silu(sum_j weight[c, j] * x[t-3+j, c] >act) >act; x = first C columns.
 
         qkvzba act [T, C + HV*V + 2*HV]; weight [C, 4], tap 3 is the current token. Rows before the
-        call's first token come from conv_state (zeros where the sequence starts at position 0).
-        conv_state act [slots, CONV_RING, C]: afterwards holds the last rows (pre-conv values) of
-        each sequence at row position % CONV_RING. out act [T, C].
+        call's first token come from conv_state[initial_slots[b]] (zeros where that is -1, and
+        before position 0). conv_state act [>= slots, CONV_RING, C]: afterwards conv_state
+        [state_slots[b]] holds the last CONV_RING rows (pre-conv values) of each sequence at row
+        position % CONV_RING, and the slot of each snapshot those before its position. out act
+        [T, C].
         """
 
     def delta_rule_prefill(
@@ -204,7 +206,8 @@ class Ops(Protocol):
             beta = sigmoid(b), g = -exp(a_log) * softplus(a + dt_bias)
             S = exp(g) * S;  u = beta * (v - S^T kn);  S = S + kn u^T;  o = S^T qn
 
-        recurrent_state fp32 [slots, HV, K, V] is read (as zeros at position 0) and written.
+        recurrent_state fp32 [>= slots, HV, K, V]: S is read from initial_slots[b] (zeros where that
+        is -1) and written to state_slots[b], and in mid-call to the slot of each snapshot.
         out act [T, HV * V].
         """
 

@@ -33,6 +33,7 @@ from .varlen import sequence_of_tile
 
 CHUNK = tl.constexpr(64)
 HALF = tl.constexpr(32)
+NO_TOKEN = tl.constexpr(2**31 - 1)
 SOLVE = tl.constexpr(16)  # rows of the diagonal blocks that are solved row by row
 
 
@@ -234,6 +235,10 @@ def delta_rule_states_kernel(
     cu_seqlens,
     start_positions,
     state_slots,
+    initial_slots,
+    snapshot_starts,
+    snapshot_positions,
+    snapshot_slots,
     recurrent_state,
     out,
     HK,
@@ -254,11 +259,17 @@ def delta_rule_states_kernel(
     vd = tl.program_id(0) * SLICE + tl.arange(0, SLICE)
     act: tl.constexpr = out.dtype.element_ty
 
-    slot = tl.load(state_slots + b).to(tl.int64)
-    state = recurrent_state + (slot * HV + n) * K * V + kd[:, None] * V + vd[None, :]
+    state = recurrent_state + n * K * V + kd[:, None] * V + vd[None, :]
+    slot_size = tl.cast(HV * K * V, tl.int64)
+    initial = tl.load(initial_slots + b)
     s = tl.zeros((K, SLICE), tl.float32)
-    if start > 0:
-        s = tl.load(state)
+    if initial >= 0:
+        s = tl.load(state + initial * slot_size)
+    snapshot = tl.load(snapshot_starts + b)
+    last_snapshot = tl.load(snapshot_starts + b + 1)
+    snapshot_token = NO_TOKEN
+    if snapshot < last_snapshot:
+        snapshot_token = begin - start + tl.load(snapshot_positions + snapshot)
     last = tl.minimum(begin - start % CHUNK + CHUNK, end) - 1
     g_next = tl.load(g_in + tl.maximum(last, 0).to(tl.int64) * HV + n)
     for first in range(begin - start % CHUNK, end, CHUNK):
@@ -286,4 +297,9 @@ def delta_rule_states_kernel(
         # rows that are not there: g = 0 may be far above g_last, but their v_new is 0
         carried = tl.where(present, tl.exp(tl.minimum(g_last - g, 0.0)), 0.0)
         s = tl.dot(k.T, (v_new * carried[:, None]).to(act), s * tl.exp(g_last))
-    tl.store(state, s)
+        if first + CHUNK == snapshot_token:
+            tl.store(state + tl.load(snapshot_slots + snapshot) * slot_size, s)
+            snapshot += 1
+            if snapshot < last_snapshot:
+                snapshot_token = begin - start + tl.load(snapshot_positions + snapshot)
+    tl.store(state + tl.load(state_slots + b) * slot_size, s)

@@ -45,7 +45,7 @@ def causal_conv1d(
     tokens, channels = out.shape
     assert channels % _CHANNELS == 0 and qkvzba.shape[1] % _CHANNELS == 0
     columns = -(-channels // _CHANNELS // _CONV_THREADS)
-    sequences = (batch.cu_seqlens, batch.start_positions, batch.state_slots)
+    sequences = (batch.cu_seqlens, batch.start_positions)
     kernels.launch(
         "causal_conv1d",
         (columns, -(-tokens // _CONV_TOKENS), 1),
@@ -53,6 +53,7 @@ def causal_conv1d(
         qkvzba,
         weight,
         *sequences,
+        batch.initial_slots,
         conv_state,
         out,
         tokens,
@@ -66,6 +67,11 @@ def causal_conv1d(
         _CONV_THREADS,
         qkvzba,
         *sequences,
+        batch.state_slots,
+        batch.initial_slots,
+        batch.snapshot_starts,
+        batch.snapshot_positions,
+        batch.snapshot_slots,
         conv_state,
         channels,
         qkvzba.shape[1],
@@ -150,6 +156,10 @@ def delta_rule_prefill(
         w.g,
         *sequences,
         batch.state_slots,
+        batch.initial_slots,
+        batch.snapshot_starts,
+        batch.snapshot_positions,
+        batch.snapshot_slots,
         recurrent_state,
         out,
         key_heads,

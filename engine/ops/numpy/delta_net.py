@@ -32,21 +32,20 @@ def causal_conv1d(
     taps = np.ascontiguousarray(weight.T)
     for index, slot in enumerate(batch.host_state_slots):
         first, last = batch.host_cu_seqlens[index : index + 2]
-        start, count = batch.host_start_positions[index], last - first
-        before = start + _WINDOW[:-1]
-        rows = np.empty((_TAPS - 1 + count, channels), np.float32)
-        if start == 0:
-            rows[: _TAPS - 1] = 0
-        else:
-            rows[: _TAPS - 1] = conv_state[slot, before % CONV_RING]
-            rows[: _TAPS - 1][before < 0] = 0
-        rows[_TAPS - 1 :] = qkvzba[first:last, :channels]
+        start, end = (batch.host_start_positions[index] + t for t in (0, last - first))
+        initial = batch.host_initial_slots[index]
+        before = np.arange(start - CONV_RING, start)
+        rows = np.empty((CONV_RING + last - first, channels), np.float32)
+        rows[:CONV_RING] = conv_state[initial, before % CONV_RING] if initial >= 0 else 0
+        rows[:CONV_RING][before < 0] = 0
+        rows[CONV_RING:] = qkvzba[first:last, :channels]
         target = out[first:last]
-        np.multiply(rows[:count], taps[0], out=target)
+        np.multiply(rows[1 : 1 + last - first], taps[0], out=target)
         for tap in range(1, _TAPS):
-            target += rows[tap : tap + count] * taps[tap]
-        kept = np.arange(max(count - CONV_RING, 0), count)
-        conv_state[slot, (start + kept) % CONV_RING] = rows[_TAPS - 1 + kept]
+            target += rows[1 + tap : 1 + tap + last - first] * taps[tap]
+        for position, kept_in in (*batch.host_snapshots[index], (end, slot)):
+            kept = np.arange(max(position - CONV_RING, 0), position)
+            conv_state[kept_in, kept % CONV_RING] = rows[CONV_RING - start + kept]
         act(target)
         target[...] = silu(target)
         act(target)
@@ -70,15 +69,18 @@ def delta_rule_prefill(
     outputs = out.reshape(tokens, value_heads, value_dim)
     for index, slot in enumerate(batch.host_state_slots):
         first, last = batch.host_cu_seqlens[index : index + 2]
-        start = batch.host_start_positions[index]
+        start, initial = batch.host_start_positions[index], batch.host_initial_slots[index]
+        snapshots = dict(batch.host_snapshots[index])
         state = recurrent_state[slot]
-        if start == 0:
-            state[...] = 0
+        if initial != slot:
+            state[...] = recurrent_state[initial] if initial >= 0 else 0
         while first < last:
             count = min(DELTA_CHUNK - start % DELTA_CHUNK, last - first)
             rows = slice(first, first + count)
             outputs[rows] = _chunk(queries_keys[rows], v[rows], beta[rows], decay[rows], state)
             first, start = first + count, start + count
+            if start in snapshots:
+                recurrent_state[snapshots[start]] = state
     act(out)
 
 
