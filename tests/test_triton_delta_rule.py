@@ -159,7 +159,7 @@ def test_cuts_at_chunk_borders_and_company_leave_the_bits_alone() -> None:
 
 def test_snapshots_and_where_the_state_comes_from() -> None:
     """A snapshot has the bits of a prompt cut there, and a sequence that starts from it goes on as
-    the one that made it. Slot 3: a snapshot within a chunk's call; slot 0 starts within it."""
+    the one that made it."""
     problem = Problem(150, 2, 2, seed=8)
     state = problem.state.copy()
     state[[1, 2]] = np.nan
