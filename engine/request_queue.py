@@ -5,6 +5,8 @@ Holds no counts of free blocks or slots: when the head may run is the scheduler'
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import OrderedDict
 
 from .capacity import Capacity
@@ -20,38 +22,59 @@ class RequestTooLargeError(ValueError):
 
 
 class RequestQueue:
-    """First in, first out; a preempted sequence comes back to the front. All O(1)."""
+    """Preempted sequences first, the last one preempted at the head; then new ones, those of lower
+    `params.priority` first and equal ones in order of arrival."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
-        self._waiting: OrderedDict[str, Sequence] = OrderedDict()
+        self._preempted: OrderedDict[str, Sequence] = OrderedDict()
+        self._new: dict[str, int] = {}  # request_id -> number of arrival
+        self._heap: list[tuple[int, int, Sequence]] = []  # also what has been removed since
+        self._arrivals = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._preempted) + len(self._new)
 
     @property
     def head(self) -> Sequence:
-        return next(iter(self._waiting.values()))
+        if self._preempted:
+            return next(iter(self._preempted.values()))
+        self._drop_removed()
+        return self._heap[0][2]
 
     def add(self, seq: Sequence) -> None:
         """Raises RequestTooLargeError or QueueFullError, and then leaves the queue as it was."""
         check_fits(seq, self._capacity)
-        if len(self._waiting) >= self._capacity.max_queue:
+        if len(self) >= self._capacity.max_queue:
             raise QueueFullError(
-                f"{len(self._waiting)} requests are waiting and the limit is "
+                f"{len(self)} requests are waiting and the limit is "
                 f"{self._capacity.max_queue}; try again later"
             )
-        self._waiting[seq.request_id] = seq
+        number = next(self._arrivals)
+        self._new[seq.request_id] = number
+        heapq.heappush(self._heap, (seq.params.priority, number, seq))
 
     def push_front(self, seq: Sequence) -> None:
-        self._waiting[seq.request_id] = seq
-        self._waiting.move_to_end(seq.request_id, last=False)
+        self._preempted[seq.request_id] = seq
+        self._preempted.move_to_end(seq.request_id, last=False)
 
     def pop_head(self) -> Sequence:
-        return self._waiting.popitem(last=False)[1]
+        seq = self.head
+        self.remove(seq)
+        return seq
 
     def remove(self, seq: Sequence) -> None:
-        del self._waiting[seq.request_id]
+        if self._preempted.pop(seq.request_id, None) is None:
+            del self._new[seq.request_id]
+            self._drop_removed()
+
+    def _drop_removed(self) -> None:
+        """Keeps the heap's top, and its size within that of what waits."""
+        if len(self._heap) > 2 * len(self._new) + 16:
+            self._heap = [e for e in self._heap if self._new.get(e[2].request_id) == e[1]]
+            heapq.heapify(self._heap)
+        while self._heap and self._new.get(self._heap[0][2].request_id) != self._heap[0][1]:
+            heapq.heappop(self._heap)
 
 
 def check_fits(seq: Sequence, capacity: Capacity) -> None:
@@ -69,7 +92,7 @@ def check_fits(seq: Sequence, capacity: Capacity) -> None:
             f"{num_prompt + max_tokens} together, over the context length of "
             f"{capacity.max_model_len} tokens"
         )
-    num_blocks = capacity.blocks_for(num_prompt + max_tokens - 1)
+    num_blocks = capacity.blocks_for(num_prompt + max(max_tokens - 1, 0))
     if num_blocks > capacity.num_blocks:
         raise RequestTooLargeError(
             f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}: together they "
