@@ -243,6 +243,28 @@ def check_sample(ops: CudaOps, a: Arrays) -> Result:
     yield "top logprobs", relative_error(got[4], expected[4]), 1e-5
 
 
+def check_token_logprobs(ops: CudaOps, a: Arrays) -> Result:
+    vocab, limit, rows = 248_320, 248_077, 40
+    logits = (3 * a.rng.standard_normal((rows, vocab))).astype(np.float32)
+    logits[:, limit:] = 100.0
+    logits[:, ::5] = np.round(logits[:, ::5])
+    logits[3, 1::1024] += 40  # the likeliest all in one group
+    logits[rows - 1, 5] = np.nan
+    targets = a.rng.integers(0, limit, rows, np.int32)
+    targets[::4] = logits[::4, :limit].argmax(1)
+    shapes = [(rows,), (rows,), (rows, 20), (rows, 20)]
+    dtypes = [np.float32, np.int32, np.int32, np.float32]
+    expected = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    actual = [a.cupy.asarray(x) for x in expected]
+    ops.token_logprobs(a.cupy.asarray(logits), a.cupy.asarray(targets), limit, 20, *actual)
+    REFERENCE.token_logprobs(logits, targets, limit, 20, *expected)
+    got = [a.host(x) for x in actual]
+    yield "logprobs", relative_error(got[0], expected[0]), 1e-5
+    yield "ranks that differ", float(np.mean(got[1] != expected[1])), 0.0
+    yield "top ids that differ", float(np.mean(got[2] != expected[2])), 0.0
+    yield "top logprobs", relative_error(got[3], expected[3]), 1e-5
+
+
 CHECKS: dict[str, Callable[[CudaOps, Arrays], Result]] = {
     name.removeprefix("check_"): function
     for name, function in list(globals().items())

@@ -278,3 +278,22 @@ class Ops(Protocol):
         the chosen id's; out_top_ids int32, out_top_logprobs fp32 [B, 20] the largest, for rows
         whose num_logprobs >= 0. A row with a non-finite logit (below vocab_limit) gets id -1.
         """
+
+    def token_logprobs(
+        self,
+        logits: Array,
+        target_ids: Array,
+        vocab_limit: int,
+        num_top: int,
+        out_logprobs: Array,
+        out_ranks: Array,
+        out_top_ids: Array,
+        out_top_logprobs: Array,
+    ) -> None:
+        """The log-probability of target_ids[i] in row i of raw logits, over ids < vocab_limit.
+
+        logits fp32 [N, vocab], target_ids int32 [N]; out_logprobs fp32 [N]; out_ranks int32 [N]:
+        how many ids have at least the target's logit, or -1 for a row with a non-finite logit, of
+        which nothing else is written. With num_top > 0 also the largest, as `sample` does:
+        out_top_ids int32, out_top_logprobs fp32 [N, 20], ties to the smaller id.
+        """

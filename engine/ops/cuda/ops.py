@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ...forward_batch import DecodeBatch, PrefillBatch, SampleBatch
-from . import attention, delta_net, norm, sampling
+from . import attention, delta_net, norm, sampling, token_logprobs
 from .gemm import Gemm
 from .kernels import Kernels
 
@@ -271,4 +271,27 @@ class CudaOps:
             out_top_ids,
             out_top_logprobs,
             self._workspace.segment_keys,
+        )
+
+    def token_logprobs(
+        self,
+        logits: Array,
+        target_ids: Array,
+        vocab_limit: int,
+        num_top: int,
+        out_logprobs: Array,
+        out_ranks: Array,
+        out_top_ids: Array,
+        out_top_logprobs: Array,
+    ) -> None:
+        token_logprobs.token_logprobs(
+            self._kernels,
+            logits,
+            target_ids,
+            vocab_limit,
+            num_top,
+            out_logprobs,
+            out_ranks,
+            out_top_ids,
+            out_top_logprobs,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...forward_batch import DecodeBatch, PrefillBatch, SampleBatch
-from . import attention, delta_net, gemm, norm, sampling
+from . import attention, delta_net, gemm, norm, sampling, token_logprobs
 from .rounding import Act, keep_fp32, round_to_bf16
 
 Array = Any
@@ -192,4 +192,26 @@ class NumpyOps:
     ) -> None:
         sampling.sample(
             logits, batch, next_ids, out_ids, out_logprobs, out_top_ids, out_top_logprobs
+        )
+
+    def token_logprobs(
+        self,
+        logits: Array,
+        target_ids: Array,
+        vocab_limit: int,
+        num_top: int,
+        out_logprobs: Array,
+        out_ranks: Array,
+        out_top_ids: Array,
+        out_top_logprobs: Array,
+    ) -> None:
+        token_logprobs.token_logprobs(
+            logits,
+            target_ids,
+            vocab_limit,
+            num_top,
+            out_logprobs,
+            out_ranks,
+            out_top_ids,
+            out_top_logprobs,
         )
