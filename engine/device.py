@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 Array = Any
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Seconds on the device's clock: `busy` from the first to the last of submitted work, `idle`
+    from the end of the work submitted before it (0 for the first)."""
+
+    busy: float
+    idle: float
 
 
 class Pending(Protocol):
@@ -15,11 +25,44 @@ class Pending(Protocol):
     def wait(self) -> Any:
         """Blocks until the work is done; returns its value or raises what it raised."""
 
+    @property
+    def timing(self) -> StepTiming:
+        """After `wait`."""
+
+
+class Graph(Protocol):
+    """Work that was captured, to be launched again on the same arrays."""
+
+    def launch(self) -> None: ...
+
+
+class StepInputs(Protocol):
+    """The way of a step's index arrays to the device: few and small, all in one copy.
+
+    A step begins with `begin`, fills arrays on the host by `upload` and `fill`, and its work calls
+    `flush` before it reads them. At most two steps may have begun and not be done.
+    """
+
+    def begin(self) -> None: ...
+
+    def upload(self, host: Any) -> Array:
+        """Host array -> an array of the device that is valid within this step."""
+
+    def reserve(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array at an address that never changes, for graphs. Before the first `begin`."""
+
+    def fill(self, reserved: Array, host: Any) -> None:
+        """reserved = host, an array of its shape and type, from this step on."""
+
+    def flush(self) -> None:
+        """Within submitted work: what was uploaded and filled since the last flush is there."""
+
 
 class Device(Protocol):
     """One stream: submitted work runs in order, behind the caller."""
 
     name: str
+    has_graphs: bool
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array: ...
 
@@ -32,12 +75,25 @@ class Device(Protocol):
         """array[start : start + len(host)] = host, for loading weights. `host` has the array's
         dtype, or is bf16 for an fp32 array. The caller may change it afterwards."""
 
+    def host_empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A numpy array that `download` fills without waiting (pinned, on CUDA)."""
+
     def download(self, array: Array, out: Any) -> None:
         """Device array -> host numpy array `out` of its shape, within submitted work."""
+
+    def step_inputs(self, num_bytes: int) -> StepInputs:
+        """For steps whose arrays take `num_bytes` together."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """`work` as a graph, not run; where the device `has_graphs`. Its kernels must have been
+        launched before, and its arrays must stay."""
 
     def submit(self, work: Callable[[], T]) -> Pending:
         """Runs `work` in stream order. The CPU device has one worker thread; CUDA calls `work` at
         once (it only launches) and records an event. `wait()` gives its value."""
+
+    def seal(self) -> None:
+        """From here on allocating device memory raises RuntimeError: all is planned at start."""
 
     def mem_info(self) -> tuple[int, int]:
         """(free, total) bytes available to the engine."""

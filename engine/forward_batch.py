@@ -86,12 +86,46 @@ class PrefillBatch:
         return len(self.host_start_positions)
 
 
+PENALTIES, LISTED_IDS, ALLOWED_IDS, STOPS_FORBIDDEN = 1, 2, 4, 8
+"""Bits of `SampleBatch.features`: by which parts of `LogitAdjustments` a row's logits change.
+Without a bit its part is not read, so it may hold what an earlier sequence left there.
+
+PENALTIES: the three penalties, and the sampled id is counted. LISTED_IDS: the listed biases.
+ALLOWED_IDS: the ids that may be sampled. STOPS_FORBIDDEN: listed end ids may not be (min_tokens).
+"""
+
+
+@dataclass(frozen=True)
+class LogitAdjustments:
+    """What the raw logits change by, by state slot.
+
+    presence_penalty, frequency_penalty, repetition_penalty: fp32 [slots].
+    output_counts: uint32 [slots, ceil(vocab / 2)], how often each id is in the output, saturating
+        in 16 bits; those of an even id are the low half of word id // 2. `Ops.sample` counts.
+    prompt_ids: uint32 [slots, ceil(vocab / 32)], bit id % 32 of word id // 32: in the prompt.
+    allowed_ids: the same of ids that may be sampled.
+    listed_ids: int32 [slots, L], ascending, each id once: 2 * id + (1 if it ends a sequence).
+    listed_biases: fp32 [slots, L], what is added to the logits of those ids; -inf forbids one.
+    num_listed: int32 [slots], how many of the L there are.
+    """
+
+    presence_penalty: Array
+    frequency_penalty: Array
+    repetition_penalty: Array
+    output_counts: Array
+    prompt_ids: Array
+    allowed_ids: Array
+    listed_ids: Array
+    listed_biases: Array
+    num_listed: Array
+
+
 @dataclass(frozen=True)
 class SampleParams:
     """Sampling parameters by state slot, written on admission; all arrays [slots].
 
     temperature, top_p, min_p fp32; top_k int32 (0 = off); seed uint64; num_logprobs int32 (-1 =
-    none). `logit_bias`, `penalties` and `masks` are None until a request needs them.
+    none). `adjustments` may be None where no row has a feature.
     """
 
     temperature: Array
@@ -100,9 +134,7 @@ class SampleParams:
     top_k: Array
     seed: Array
     num_logprobs: Array
-    logit_bias: Array | None = None
-    penalties: Array | None = None
-    masks: Array | None = None
+    adjustments: LogitAdjustments | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +143,9 @@ class SampleBatch:
 
     Row i samples the token at sequence position `positions[i]` (the draw's counter) for
     `state_slots[i]`. `vocab_limit`: ids from there on are padding rows of the embedding.
+    `features[i]`: bits as above; None: no row has any. `mask_rows[i]`: the row of `masks` (uint32
+    [M, ceil(vocab / 32)], bit id % 32 of word id // 32 set: the id may be sampled) that holds for
+    row i, or -1; both are None where no row is masked.
     """
 
     rows: Array
@@ -118,6 +153,14 @@ class SampleBatch:
     positions: Array
     params: SampleParams
     vocab_limit: int
+    features: Array | None = None
+    mask_rows: Array | None = None
+    masks: Array | None = None
+
+
+def mask_words(vocab: int) -> int:
+    """32-bit words of a row that has a bit for each id."""
+    return -(-vocab // 32)
 
 
 @dataclass(frozen=True)
@@ -128,9 +171,7 @@ class TableUpdates:
     blocks: Array
 
 
-def decode_columns(
-    decodes: tuple[ScheduledDecode, ...], num_rows: int
-) -> npt.NDArray[np.int32]:
+def decode_columns(decodes: tuple[ScheduledDecode, ...], num_rows: int) -> npt.NDArray[np.int32]:
     """input_ids, positions and state_slots [3, num_rows]; rows past the decodes are padding, whose
     slot is -1."""
     columns = np.zeros((3, num_rows), np.int32)
@@ -142,8 +183,9 @@ def decode_columns(
 
 
 def build_decode_batch(decodes: tuple[ScheduledDecode, ...], upload: Upload) -> DecodeBatch:
-    columns = decode_columns(decodes, len(decodes))
-    return DecodeBatch(*map(upload, columns), slot_mapping=upload(np.zeros(len(decodes), np.int32)))
+    input_ids, positions, state_slots = map(upload, decode_columns(decodes, len(decodes)))
+    slot_mapping = upload(np.zeros(len(decodes), np.int32))
+    return DecodeBatch(input_ids, positions, state_slots, slot_mapping)
 
 
 def build_prefill_batch(

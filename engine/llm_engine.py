@@ -44,6 +44,9 @@ class EngineStats:
     num_preemptions: int
     num_prompt_tokens: int  # each once, replays do not count
     num_generation_tokens: int
+    host_seconds: float  # of the engine's thread in `step`, waiting for the device apart
+    device_busy_seconds: float
+    device_idle_seconds: float  # between steps of which the later one was already there to run
 
 
 class LLMEngine:
@@ -79,6 +82,10 @@ class LLMEngine:
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
+        self._host_seconds = 0.0
+        self._device_busy_seconds = 0.0
+        self._device_idle_seconds = 0.0
+        self._follows_a_step = False  # whether the step read next was submitted behind another
 
     @property
     def has_work(self) -> bool:
@@ -137,6 +144,7 @@ class LLMEngine:
 
         Raises what the device raised; the engine is of no use after that.
         """
+        begin = time.perf_counter()
         previous, self._in_flight = self._in_flight, None
         batch = self._scheduler.schedule()
         if not batch.is_empty:
@@ -146,16 +154,29 @@ class LLMEngine:
             self._num_prompt_tokens += sum(
                 p.end - p.start for p in batch.prefills if not p.sequence.num_preemptions
             )
+        submitted = time.perf_counter()
+        self._host_seconds += submitted - begin
         if previous is None:
+            self._follows_a_step = False
             return []
         read_batch, step = previous
         tokens = step.wait()
+        waited = time.perf_counter()
+        self._count_device_time(step)
         outputs = self._scheduler.update(read_batch, tokens.token_ids, tokens.logprobs)
         for output in outputs:
             self._num_generation_tokens += len(output.token_ids)
             if output.finish_reason is not None:
                 del self._open[output.request_id]
+        self._host_seconds += time.perf_counter() - waited
         return outputs
+
+    def _count_device_time(self, step: SubmittedStep) -> None:
+        timing = step.timing
+        self._device_busy_seconds += timing.busy
+        if self._follows_a_step:
+            self._device_idle_seconds += timing.idle
+        self._follows_a_step = self._in_flight is not None
 
     def stats(self) -> EngineStats:
         now, capacity = self._scheduler.stats, self.capacity
@@ -170,6 +191,9 @@ class LLMEngine:
             num_preemptions=now.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
+            host_seconds=self._host_seconds,
+            device_busy_seconds=self._device_busy_seconds,
+            device_idle_seconds=self._device_idle_seconds,
         )
 
     def close(self) -> None:

@@ -47,7 +47,12 @@ def load_model_runner(
     if progress is not None:
         progress("allocating", 0, 0)
     return create_model_runner(
-        model_config, backend, weights, vocab_limit=vocab_limit, logits_hook=logits_hook
+        model_config,
+        backend,
+        weights,
+        vocab_limit=vocab_limit,
+        cuda_graph=config.cuda_graph,
+        logits_hook=logits_hook,
     )
 
 
@@ -67,6 +72,7 @@ def create_model_runner(
     weights: ModelWeights,
     *,
     vocab_limit: int,
+    cuda_graph: bool = True,
     logits_hook: LogitsHook | None = None,
 ) -> ModelRunner:
     """Allocates caches and buffers as the backend's plan says."""
@@ -82,6 +88,7 @@ def create_model_runner(
         capacity,
         model_config=model_config,
         vocab_limit=vocab_limit,
+        cuda_graph=cuda_graph,
         logits_hook=logits_hook,
     )
 

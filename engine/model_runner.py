@@ -6,11 +6,14 @@ sequence runs when is the scheduler's; what an op computes is the backend's.
     submit(batch)   host: index arrays of the step          (engine thread)
                     device: table updates -> decode pass -> prefill pass -> sample -> copy to host
     step.wait()     host: ids and log-probabilities as Python values, one step later
+
+The decode pass and sampling are graphs on CUDA (`step_passes`); a prompt's kernels are launched one
+by one, for they take longer than their launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,20 +22,20 @@ import numpy.typing as npt
 from .cache import Cache
 from .capacity import Capacity
 from .config import ModelConfig
-from .device import Device, Pending
+from .device import Device, Pending, StepTiming
 from .forward_batch import (
+    DecodeBatch,
     SampleBatch,
-    build_decode_batch,
     build_prefill_batch,
-    build_sample_batch,
     build_table_updates,
 )
 from .models.qwen3_5 import Qwen35Model
 from .ops.base import Ops
 from .sampler import Sampler
-from .sampling_params import MAX_LOGPROBS
-from .scheduled_batch import ScheduledBatch
+from .sampling_params import MAX_LOGPROBS, SamplingParams
+from .scheduled_batch import ScheduledBatch, ScheduledPrefill
 from .sequence import Sequence, TokenLogprobs
+from .step_passes import GraphPasses, StepPasses
 
 LogitsHook = Callable[[str, int, npt.NDArray[np.float32]], None]
 """(request_id, position of the sampled token, its fp32 logits row); for tests, called in the work
@@ -42,11 +45,11 @@ of a step before the row is sampled."""
 class HostOutputs:
     """Host arrays that one step's results are copied to."""
 
-    def __init__(self, rows: int) -> None:
-        self.ids = np.empty(rows, np.int32)
-        self.logprobs = np.empty(rows, np.float32)
-        self.top_ids = np.empty((rows, MAX_LOGPROBS), np.int32)
-        self.top_logprobs = np.empty((rows, MAX_LOGPROBS), np.float32)
+    def __init__(self, device: Device, rows: int) -> None:
+        self.ids = device.host_empty((rows,), "int32")
+        self.logprobs = device.host_empty((rows,), "float32")
+        self.top_ids = device.host_empty((rows, MAX_LOGPROBS), "int32")
+        self.top_logprobs = device.host_empty((rows, MAX_LOGPROBS), "float32")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class SubmittedStep:
         self._pending = pending
         self._sampled = sampled
         self._outputs = outputs
+
+    @property
+    def timing(self) -> StepTiming:
+        """After `wait`."""
+        return self._pending.timing
 
     def wait(self) -> SampledTokens:
         """Blocks until the step is done. To be called before the step after next is submitted."""
@@ -100,8 +108,10 @@ class ModelRunner:
         capacity: Capacity,
         model_config: ModelConfig,
         vocab_limit: int,
+        cuda_graph: bool = True,
         logits_hook: LogitsHook | None = None,
     ) -> None:
+        """`cuda_graph` has no effect on a device without graphs."""
         self._model = model
         self._ops = ops
         self._device = device
@@ -110,69 +120,97 @@ class ModelRunner:
         self.model_config = model_config
         self.vocab_limit = min(vocab_limit, model_config.vocab_size)
         self._logits_hook = logits_hook
-        self._sampler = Sampler(capacity.num_state_slots, device)
         rows = capacity.num_state_slots
+        self._inputs = device.step_inputs(step_input_bytes(capacity))
+        self._sampler = Sampler(rows, device, self._inputs)
         self._logits = device.empty((rows, model_config.vocab_size), "float32")
         self._out_ids = device.empty((rows,), "int32")
         self._out_logprobs = device.empty((rows,), "float32")
         self._out_top_ids = device.empty((rows, MAX_LOGPROBS), "int32")
         self._out_top_logprobs = device.empty((rows, MAX_LOGPROBS), "float32")
-        self._host_outputs = (HostOutputs(rows), HostOutputs(rows))
+        self._host_outputs = (HostOutputs(device, rows), HostOutputs(device, rows))
         self._num_submitted = 0
+        passes = self._inputs, self._decode, self._sample, self._sampler.params, self.vocab_limit
+        self._passes = (
+            GraphPasses(*passes, device, rows)
+            if cuda_graph and device.has_graphs
+            else StepPasses(*passes)
+        )
+        if device.has_graphs:
+            self._load_prefill_kernels()
+        device.seal()
 
     def submit(self, batch: ScheduledBatch) -> SubmittedStep:
         """Prepares the step's arrays and submits its work. Does not wait for anything."""
-        upload = self._device.upload
+        inputs = self._inputs
+        inputs.begin()
         max_blocks = self._cache.block_tables.shape[1]
-        table_updates = build_table_updates(batch.block_updates, max_blocks, upload)
+        table_updates = build_table_updates(batch.block_updates, max_blocks, inputs.upload)
         params_update = self._sampler.prepare(batch.admitted)
-        decode = build_decode_batch(batch.decodes, upload) if batch.decodes else None
+        decode = self._passes.decode(batch.decodes) if batch.decodes else None
         prefill = (
-            build_prefill_batch(batch.prefills, self.capacity.block_size, upload)
+            build_prefill_batch(batch.prefills, self.capacity.block_size, inputs.upload)
             if batch.prefills
             else None
         )
-        sample = build_sample_batch(batch, self._sampler.params, self.vocab_limit, upload)
         sampled = batch.sampled
+        sample = self._passes.sample(batch) if sampled else None
         want_logprobs = any(sequence.params.logprobs is not None for sequence in sampled)
         outputs = self._host_outputs[self._num_submitted % 2]
         self._num_submitted += 1
-        hook = self._logits_hook
-        hook_rows = _hook_rows(batch) if hook is not None else []
 
         def work() -> None:
+            inputs.flush()
             ops, cache = self._ops, self._cache
             if table_updates is not None:
                 ops.scatter(table_updates.blocks, table_updates.indices, cache.block_tables)
             if params_update is not None:
                 self._sampler.apply(params_update, ops)
-            num_decodes = 0
             if decode is not None:
-                num_decodes = decode.num_rows
-                self._model.decode(decode, self._logits[:num_decodes])
+                decode()
             if prefill is not None:
-                end = num_decodes + len(prefill.logits_rows)
-                self._model.prefill(prefill, self._logits[num_decodes:end])
+                first = len(batch.decodes)
+                logits = self._logits[first : first + len(prefill.logits_rows)]
+                self._model.prefill(prefill, logits)
             if sample is None:
                 return
-            if hook is not None:
-                for (request_id, position), row in zip(hook_rows, sample.rows, strict=True):
-                    hook(request_id, position, self._logits[row])
-            self._sample(sample, outputs, want_logprobs)
+            if self._logits_hook is not None:
+                for request_id, position, row in _sampled_rows(batch):
+                    self._logits_hook(request_id, position, self._logits[row])
+            sample()
+            self._download(outputs, len(sampled), want_logprobs)
 
         return SubmittedStep(self._device.submit(work), sampled, outputs)
 
-    def _sample(self, sample: SampleBatch, outputs: HostOutputs, want_logprobs: bool) -> None:
+    def _load_prefill_kernels(self) -> None:
+        """Runs a prompt of each length at which another kernel may be chosen. It writes block 0 and
+        slot 0, which nobody reads before writing them."""
+        tokens = self.capacity.max_num_batched_tokens
+        while tokens:
+            batch = build_prefill_batch(
+                (warm_up_prefill(tokens, self.capacity.block_size),),
+                self.capacity.block_size,
+                self._device.upload,
+            )
+            self._model.prefill(batch, self._logits[:1])
+            tokens //= 2
+
+    def _decode(self, batch: DecodeBatch) -> None:
+        self._model.decode(batch, self._logits[: batch.num_rows])
+
+    def _sample(self, batch: SampleBatch) -> None:
         self._ops.sample(
             self._logits,
-            sample,
+            batch,
             self._cache.next_ids,
             self._out_ids,
             self._out_logprobs,
             self._out_top_ids,
             self._out_top_logprobs,
         )
-        download, n = self._device.download, len(sample.rows)
+
+    def _download(self, outputs: HostOutputs, n: int, want_logprobs: bool) -> None:
+        download = self._device.download
         download(self._out_ids[:n], outputs.ids[:n])
         if want_logprobs:
             download(self._out_logprobs[:n], outputs.logprobs[:n])
@@ -184,7 +222,26 @@ class ModelRunner:
         self._device.close()
 
 
-def _hook_rows(batch: ScheduledBatch) -> list[tuple[str, int]]:
-    """(request_id, position) of each sampled row."""
-    rows = [(d.sequence.request_id, d.position + 1) for d in batch.decodes if d.sample]
-    return rows + [(p.sequence.request_id, p.end) for p in batch.prefills if p.sample]
+def _sampled_rows(batch: ScheduledBatch) -> Iterator[tuple[str, int, int]]:
+    """(request_id, position of the sampled token, row of the logits) of each sampled row."""
+    for row, d in enumerate(batch.decodes):
+        if d.sample:
+            yield d.sequence.request_id, d.position + 1, row
+    ends = (p for p in batch.prefills if p.sample)
+    for row, p in enumerate(ends, len(batch.decodes)):
+        yield p.sequence.request_id, p.end, row
+
+
+def warm_up_prefill(tokens: int, block_size: int) -> ScheduledPrefill:
+    """A prompt of zeros in slot 0, all of it in block 0."""
+    table = [0] * -(-tokens // block_size)
+    sequence = Sequence("", (0,) * tokens, SamplingParams(), block_table=table, state_slot=0)
+    return ScheduledPrefill(sequence, 0, 0, tokens, True)
+
+
+def step_input_bytes(capacity: Capacity) -> int:
+    """An upper bound of what the index arrays of one step take."""
+    rows, tokens = capacity.num_state_slots, capacity.max_num_batched_tokens
+    tables = 2 * rows * capacity.blocks_for(capacity.max_model_len)
+    by_row = 32 * rows
+    return 4 * (tables + by_row + 4 * tokens) + (64 << 10)

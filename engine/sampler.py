@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .device import Device
+from .device import Device, StepInputs
 from .forward_batch import SampleParams
 from .ops.base import Ops
 from .sequence import Sequence
@@ -26,8 +26,8 @@ class ParamsUpdate:
 class Sampler:
     """Owns the parameter arrays. `prepare` runs on the host, `apply` within the step's work."""
 
-    def __init__(self, num_state_slots: int, device: Device) -> None:
-        self._device = device
+    def __init__(self, num_state_slots: int, device: Device, inputs: StepInputs) -> None:
+        self._inputs = inputs
         shape = (num_state_slots,)
         self.params = SampleParams(
             temperature=device.zeros(shape, "float32"),
@@ -41,7 +41,7 @@ class Sampler:
     def prepare(self, admitted: tuple[Sequence, ...]) -> ParamsUpdate | None:
         if not admitted:
             return None
-        upload = self._device.upload
+        upload = self._inputs.upload
         params = [sequence.params for sequence in admitted]
         return ParamsUpdate(
             state_slots=upload(np.array([s.state_slot for s in admitted], np.int32)),

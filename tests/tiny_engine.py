@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.engine.config import EngineConfig, ModelConfig
+from deltaserve.engine.device import StepTiming
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.memory_plan import block_bytes
 from deltaserve.engine.ops.numpy.device import CpuDevice
@@ -79,6 +80,8 @@ class DelayedPending:
 
     def wait(self) -> Any:
         return self._device.run_until(self._number)
+
+    timing = StepTiming(0.0, 0.0)
 
 
 class DelayingDevice(CpuDevice):

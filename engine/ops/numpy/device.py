@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,25 +11,52 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ...device import Graph, StepTiming
+
 T = TypeVar("T")
 
 
 class CpuPending(Generic[T]):
     """Work handed to the worker thread."""
 
-    def __init__(self, future: Future[T]) -> None:
+    def __init__(self, future: Future[tuple[T, StepTiming]]) -> None:
         self._future = future
 
     def wait(self) -> T:
-        return self._future.result()
+        return self._future.result()[0]
+
+    @property
+    def timing(self) -> StepTiming:
+        return self._future.result()[1]
+
+
+class CpuStepInputs:
+    """`StepInputs` where host and device are one: arrays are passed on as they are."""
+
+    def begin(self) -> None:
+        pass
+
+    def upload(self, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(host)
+
+    def reserve(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        raise NotImplementedError("the CPU device has no graphs that need fixed arrays")
+
+    def fill(self, reserved: npt.NDArray[Any], host: npt.NDArray[Any]) -> None:
+        raise NotImplementedError("the CPU device has no graphs that need fixed arrays")
+
+    def flush(self) -> None:
+        pass
 
 
 class CpuDevice:
     """`Device` over NumPy. Submitted work runs in order on one thread, behind the caller."""
 
     name = "cpu"
+    has_graphs = False
 
     def __init__(self) -> None:
+        self._last_end = 0.0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cpu-stream")
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
@@ -49,11 +77,30 @@ class CpuDevice:
         else:
             rows[...] = host
 
+    def host_empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        return np.empty(shape, dtype)
+
     def download(self, array: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         out[...] = array
 
+    def step_inputs(self, num_bytes: int) -> CpuStepInputs:
+        return CpuStepInputs()
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        raise NotImplementedError("the CPU device has no graphs")
+
     def submit(self, work: Callable[[], T]) -> CpuPending[T]:
-        return CpuPending(self._worker.submit(work))
+        return CpuPending(self._worker.submit(self._timed, work))
+
+    def _timed(self, work: Callable[[], T]) -> tuple[T, StepTiming]:
+        begin = time.perf_counter()
+        idle = begin - self._last_end if self._last_end else 0.0
+        value = work()
+        self._last_end = time.perf_counter()
+        return value, StepTiming(self._last_end - begin, idle)
+
+    def seal(self) -> None:
+        """No effect: the ops allocate their temporaries."""
 
     def mem_info(self) -> tuple[int, int]:
         """(available, total) bytes of host memory, within the limit of the control group."""

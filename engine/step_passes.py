@@ -1,0 +1,118 @@
+"""The two passes of a step that graphs can replay: decode rows forward, and sampling.
+
+Each takes what the scheduler said, puts the index arrays on their way, and returns the work that
+runs later in stream order:
+
+    StepPasses    launches every kernel of a pass, on arrays of this step; the CPU, and
+                  --no-cuda-graph
+    GraphPasses   launches a captured graph on reserved arrays, padded to its bucket of rows; the
+                  same kernels, so the same bits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .device import Device, Graph, StepInputs
+from .forward_batch import (
+    DecodeBatch,
+    SampleBatch,
+    SampleParams,
+    build_decode_batch,
+    decode_columns,
+    sample_columns,
+)
+from .scheduled_batch import ScheduledBatch, ScheduledDecode
+
+Array = Any
+Work = Callable[[], None]
+
+
+class StepPasses:
+    """`decode` and `sample` launch the kernels of a batch."""
+
+    def __init__(
+        self,
+        inputs: StepInputs,
+        decode: Callable[[DecodeBatch], None],
+        sample: Callable[[SampleBatch], None],
+        params: SampleParams,
+        vocab_limit: int,
+    ) -> None:
+        self._inputs = inputs
+        self._run_decode = decode
+        self._run_sample = sample
+        self._params = params
+        self._vocab_limit = vocab_limit
+
+    def decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
+        """The forward pass of generated tokens."""
+        batch = build_decode_batch(decodes, self._inputs.upload)
+        return lambda: self._run_decode(batch)
+
+    def sample(self, batch: ScheduledBatch) -> Work:
+        """Of the rows of logits that the step samples; there is at least one."""
+        columns = sample_columns(batch, len(batch.sampled))
+        rows, slots, positions = map(self._inputs.upload, columns)
+        sampled = SampleBatch(rows, slots, positions, self._params, self._vocab_limit)
+        return lambda: self._run_sample(sampled)
+
+
+class GraphPasses(StepPasses):
+    """Both passes as graphs for each bucket of rows up to `max_rows`. Capturing runs each once on
+    padding alone, which loads the kernels and writes nothing but outputs."""
+
+    def __init__(
+        self,
+        inputs: StepInputs,
+        decode: Callable[[DecodeBatch], None],
+        sample: Callable[[SampleBatch], None],
+        params: SampleParams,
+        vocab_limit: int,
+        device: Device,
+        max_rows: int,
+    ) -> None:
+        super().__init__(inputs, decode, sample, params, vocab_limit)
+        self._buckets = row_buckets(max_rows)
+        self._decode_inputs = inputs.reserve((3, max_rows), np.int32)
+        self._sample_inputs = inputs.reserve((3, max_rows), np.int32)
+        slot_mapping = device.empty((max_rows,), "int32")
+        self._decode_graphs: dict[int, Graph] = {}
+        self._sample_graphs: dict[int, Graph] = {}
+        inputs.begin()
+        inputs.fill(self._decode_inputs, decode_columns((), max_rows))
+        inputs.fill(self._sample_inputs, np.full((3, max_rows), -1, np.int32))
+        inputs.flush()
+        for rows in reversed(self._buckets):
+            ids, positions, slots = (column[:rows] for column in self._decode_inputs)
+            decodes = DecodeBatch(ids, positions, slots, slot_mapping[:rows])
+            sources, slots, positions = (column[:rows] for column in self._sample_inputs)
+            sampled = SampleBatch(sources, slots, positions, params, vocab_limit)
+            decode(decodes)
+            self._decode_graphs[rows] = device.capture(partial(decode, decodes))
+            sample(sampled)
+            self._sample_graphs[rows] = device.capture(partial(sample, sampled))
+
+    def decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
+        max_rows = self._decode_inputs.shape[1]
+        self._inputs.fill(self._decode_inputs, decode_columns(decodes, max_rows))
+        return self._decode_graphs[self._bucket(len(decodes))].launch
+
+    def sample(self, batch: ScheduledBatch) -> Work:
+        max_rows = self._sample_inputs.shape[1]
+        self._inputs.fill(self._sample_inputs, sample_columns(batch, max_rows))
+        return self._sample_graphs[self._bucket(len(batch.sampled))].launch
+
+    def _bucket(self, rows: int) -> int:
+        return next(bucket for bucket in self._buckets if bucket >= rows)
+
+
+def row_buckets(max_rows: int) -> tuple[int, ...]:
+    """Rows that graphs are captured for: padding is at most an eighth beyond 64 rows, and below
+    that no more than a GEMM tile has anyway. The last one is `max_rows`."""
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, max_rows, 32)]
+    return (*(rows for rows in steps if rows < max_rows), max_rows)
