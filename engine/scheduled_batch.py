@@ -32,7 +32,8 @@ class ScheduledPrefill:
     rule without prefix caching: the sequence's own where start > 0. `snapshots`: (position, slot)
     pairs, positions ascending multiples of 64 with start < position <= end: the state after that
     many tokens is written to that slot too. A slot that a step reads as another sequence's initial
-    state, or writes as a snapshot, has no other part in the step.
+    state, or writes as a snapshot, has no other part in the step. `logprob_positions`: of which the
+    log-probability of the prompt's next token is wanted.
     """
 
     sequence: Sequence
@@ -42,6 +43,12 @@ class ScheduledPrefill:
     sample: bool
     initial_slot: int | None = None
     snapshots: tuple[tuple[int, int], ...] = ()
+    logprob_positions: range = range(0)
+
+    @property
+    def ends_sequence(self) -> bool:
+        """Whether this is the last that is run of a sequence without output tokens."""
+        return self.sequence.params.max_tokens == 0 and self.end == len(self.sequence.prompt_ids)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 Owns the sequences from `add` to their end, the free blocks and slots, and their order. Numbers
 only: no arrays, no clock, no text (stop strings are the output processor's, which aborts).
 
-Life of a sequence, oldest on the left. Every sequence in `running` arrived before every one in
-`waiting`: admission takes the head of waiting to the end of running, preemption takes the end of
-running back to the head of waiting.
+Life of a sequence, oldest on the left: the one admitted first. Every sequence in `running` comes
+before every one in `waiting`: admission takes the head of waiting to the end of running, preemption
+takes the end of running back to the head of waiting.
 
     running  [oldest ... youngest]  <--admit--  waiting  [head ... ]  <--add--
                                     --preempt->
@@ -37,8 +37,9 @@ from .block_manager import BlockManager
 from .capacity import Capacity
 from .request_queue import QueueFullError, RequestQueue, RequestTooLargeError
 from .scheduled_batch import BlockUpdate, ScheduledBatch, ScheduledDecode, ScheduledPrefill
-from .sequence import FinishReason, RequestOutput, Sequence, SequenceStatus, TokenLogprobs
+from .sequence import RequestOutput, Sequence, SequenceStatus, TokenLogprobs
 from .state_manager import StateManager
+from .step_outputs import step_outputs
 
 __all__ = ["QueueFullError", "RequestTooLargeError", "Scheduler", "SchedulerStats"]
 
@@ -168,38 +169,20 @@ class Scheduler:
         batch: ScheduledBatch,
         sampled_ids: SequenceOf[int],
         logprobs: SequenceOf[TokenLogprobs | None] | None = None,
+        prompt_logprobs: SequenceOf[SequenceOf[TokenLogprobs] | None] = (),
     ) -> list[RequestOutput]:
         """Takes the ids of `batch.sampled`, in order; batches in the order they were scheduled.
+        `prompt_logprobs`: of each prefill with `logprob_positions`, in order.
 
-        -1 stands for logits that were not finite: that sequence ends with ERROR. Ids of sequences
-        that ended meanwhile are dropped.
+        An id of -1, or None for a prefill's log-probabilities, stands for logits that were not
+        finite: that sequence ends with ERROR. What concerns sequences that ended meanwhile is
+        dropped.
         """
-        sampled = batch.sampled
-        assert len(sampled) == len(sampled_ids)
-        outputs: list[RequestOutput] = []
-        for row, (seq, token_id) in enumerate(zip(sampled, sampled_ids, strict=True)):
-            if seq.status is SequenceStatus.FINISHED:
-                continue
-            if token_id < 0:
+        outputs = []
+        for seq, output in step_outputs(batch, sampled_ids, logprobs, prompt_logprobs):
+            outputs.append(output)
+            if output.finish_reason is not None:
                 self._finish(seq)
-                error = "the logits were not finite"
-                outputs.append(
-                    RequestOutput(seq.request_id, (), (), FinishReason.ERROR, None, error)
-                )
-                continue
-            seq.output_ids.append(token_id)
-            finish_reason, stop_id = None, None
-            if token_id in seq.stop_ids and not seq.params.ignore_eos:
-                finish_reason, stop_id = FinishReason.STOP, token_id
-            elif len(seq.output_ids) == seq.params.max_tokens:
-                finish_reason = FinishReason.LENGTH
-            if finish_reason is not None:
-                self._finish(seq)
-            entry = logprobs[row] if logprobs is not None else None
-            entries = () if entry is None else (entry,)
-            outputs.append(
-                RequestOutput(seq.request_id, (token_id,), entries, finish_reason, stop_id)
-            )
         return outputs
 
     def _schedule_decode(self, seq: Sequence, step: _Step) -> None:
@@ -229,11 +212,17 @@ class Scheduler:
             if not self._preempt_youngest(seq):
                 return 0
         self._extend_block_table(seq, self.capacity.blocks_for(end) - len(seq.block_table), step)
-        sample = end == num_prompt and seq.num_sampled == 0
-        step.prefills.append(ScheduledPrefill(seq, seq.state_slot, start, end, sample))
+        ends_prompt = end == num_prompt and seq.num_sampled == 0
+        sample = ends_prompt and seq.params.max_tokens > 0
+        positions = _issue_prompt_logprobs(seq, end)
+        step.prefills.append(
+            ScheduledPrefill(seq, seq.state_slot, start, end, sample, logprob_positions=positions)
+        )
         seq.num_computed_tokens = end
         if sample:
             self._count_issued(seq)
+        elif ends_prompt:
+            self._issued_last.append(seq)
         return end - start
 
     def _admit(self, budget: int, step: _Step) -> None:
@@ -314,6 +303,14 @@ class Scheduler:
             self._release(seq)
         seq.status = SequenceStatus.FINISHED
         del self._live[seq.request_id]
+
+
+def _issue_prompt_logprobs(seq: Sequence, end: int) -> range:
+    """The positions before `end` whose next prompt token's log-probability is still to be had."""
+    first = seq.num_prompt_logprobs
+    if seq.params.prompt_logprobs is not None:
+        seq.num_prompt_logprobs = max(first, min(end, len(seq.prompt_ids) - 1))
+    return range(first, seq.num_prompt_logprobs)
 
 
 def _chunk_end(start: int, num_prompt: int, limit: int) -> int:

@@ -50,6 +50,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     state_slot: int = -1
     num_preemptions: int = 0
+    num_prompt_logprobs: int = 0  # issued, maybe not read yet; a replay does not repeat them
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # read, not yet handed out
 
     @property
     def num_prompt_tokens(self) -> int:

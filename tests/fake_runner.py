@@ -16,7 +16,7 @@ from deltaserve.engine.capacity import Capacity
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch
 from deltaserve.engine.scheduler import Scheduler
-from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence
+from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenLogprobs
 
 POISON = -7
 NON_FINITE = -1
@@ -50,6 +50,8 @@ class ScriptedModel:
     ) -> tuple[list[int], FinishReason]:
         """What a request gives when nothing else is in the world."""
         output_ids: list[int] = []
+        if params.max_tokens == 0:
+            return output_ids, FinishReason.LENGTH
         while True:
             token_id = self.next_id([*prompt_ids, *output_ids])
             if token_id == NON_FINITE:
@@ -108,6 +110,18 @@ class FakeRunner:
                 sampled_ids.append(self._sample(slot, logits))
         return sampled_ids
 
+    @staticmethod
+    def prompt_logprobs(batch: ScheduledBatch) -> list[list[TokenLogprobs]]:
+        """Entries that say which prompt token they are of: the logprob is minus its position."""
+        for row in batch.prefills:
+            wanted = row.logprob_positions
+            assert not wanted or row.start <= wanted.start < wanted.stop <= row.end
+        return [
+            [TokenLogprobs(-float(p + 1), (), ()) for p in row.logprob_positions]
+            for row in batch.prefills
+            if row.logprob_positions
+        ]
+
     def _feed(self, slot: int, start: int, tokens: list[int]) -> list[int]:
         """Writes tokens at positions start .. of a slot; returns the context attention sees."""
         state = self.states[slot]
@@ -135,7 +149,9 @@ class OverlappedLoop:
     runner: FakeRunner
     depth: int = 1
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
-    in_flight: deque[tuple[ScheduledBatch, list[int]]] = field(default_factory=deque)
+    in_flight: deque[tuple[ScheduledBatch, list[int], list[list[TokenLogprobs]]]] = field(
+        default_factory=deque
+    )
 
     def step(self) -> ScheduledBatch:
         batch = self.launch()
@@ -145,12 +161,13 @@ class OverlappedLoop:
 
     def launch(self) -> ScheduledBatch:
         batch = self.scheduler.schedule()
-        self.in_flight.append((batch, self.runner.run(batch)))
+        self.in_flight.append((batch, self.runner.run(batch), self.runner.prompt_logprobs(batch)))
         return batch
 
     def read(self) -> None:
         """Reads the ids of the oldest step in flight."""
-        for output in self.scheduler.update(*self.in_flight.popleft()):
+        batch, ids, prompt_logprobs = self.in_flight.popleft()
+        for output in self.scheduler.update(batch, ids, None, prompt_logprobs):
             self.outputs.setdefault(output.request_id, []).append(output)
 
     def finish(self, max_steps: int = 10_000) -> int:

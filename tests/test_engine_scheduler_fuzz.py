@@ -6,6 +6,7 @@ scheduler's rules after each step, and outputs and leaks at the end.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from deltaserve.engine.capacity import Capacity
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch
 from deltaserve.engine.scheduler import Scheduler, SchedulerStats
-from deltaserve.engine.sequence import FinishReason, Sequence, SequenceStatus
+from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, SequenceStatus
 
 from .fake_runner import FakeRunner, OverlappedLoop, ScriptedModel
 
@@ -60,6 +61,9 @@ class Traffic:
         max_tokens = min(rng.choice([1, rng.randint(2, 40), 100, 150, 150]), most - num_prompt)
         first = rng.randrange(1000)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=rng.random() < 0.7)
+        if rng.random() < 0.3:
+            max_tokens = rng.choice([0, max_tokens])
+            params = dataclasses.replace(params, max_tokens=max_tokens, prompt_logprobs=0)
         return tuple(range(first, first + num_prompt)), params
 
 
@@ -94,7 +98,7 @@ def traffic(draw: st.DrawFn) -> Traffic:
 def describe(seq: Sequence) -> str:
     """The state of a sequence, finer than its status."""
     if seq.status is SequenceStatus.RUNNING:
-        if seq.num_sampled == seq.params.max_tokens:
+        if seq.num_sampled == seq.params.max_tokens and not seq.in_prefill:
             return "last token issued"
         if seq.num_computed_tokens < seq.num_prompt_tokens:
             return "prefill"
@@ -139,7 +143,7 @@ class CheckedLoop(OverlappedLoop):
 
     def launch(self) -> ScheduledBatch:
         live = [seq for seq in self.sequences if seq.status is not SequenceStatus.FINISHED]
-        to_feed = [s for s in live if s.num_sampled < s.params.max_tokens]
+        to_feed = [s for s in live if s.in_prefill or s.num_sampled < s.params.max_tokens]
         preemptions = self.scheduler.stats.num_preemptions
         computed = {seq.request_id: seq.num_computed_tokens for seq in live}
         decoding = [s for s in to_feed if s.state_slot >= 0 and not s.in_prefill]
@@ -235,6 +239,7 @@ def check_outputs(loop: CheckedLoop, model: ScriptedModel) -> None:
     for seq in loop.sequences:
         expected, reason = model.generate_alone(seq.prompt_ids, seq.params, STOP_IDS)
         outputs = loop.outputs.get(seq.request_id, [])
+        check_prompt_logprobs(seq, outputs)
         token_ids = loop.token_ids(seq)
         assert all(output.finish_reason is None for output in outputs[:-1])
         if seq.request_id in loop.aborted:
@@ -245,6 +250,17 @@ def check_outputs(loop: CheckedLoop, model: ScriptedModel) -> None:
         assert outputs[-1].finish_reason is reason
         assert outputs[-1].stop_id == (token_ids[-1] if reason is FinishReason.STOP else None)
         assert (outputs[-1].error is not None) == (reason is FinishReason.ERROR)
+
+
+def check_prompt_logprobs(seq: Sequence, outputs: list[RequestOutput]) -> None:
+    """Each prompt token but the first once, in order, all with the first output."""
+    wanted = 0 if seq.params.prompt_logprobs is None else seq.num_prompt_tokens - 1
+    entries = [entry for output in outputs for entry in output.prompt_logprobs]
+    if outputs and outputs[0].finish_reason is not FinishReason.ERROR:
+        assert outputs[0].prompt_logprobs == tuple(entries)
+        assert [-entry.logprob for entry in entries] == list(range(1, wanted + 1))
+    else:
+        assert entries == []
 
 
 @given(traffic())

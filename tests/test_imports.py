@@ -21,6 +21,7 @@ PLANNING = {
     "scheduled_batch",
     "scheduler",
     "state_manager",
+    "step_outputs",
 }
 MODEL_VIEW = {"ops.base", "config", "forward_batch", "cache"}
 
