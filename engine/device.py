@@ -58,6 +58,24 @@ class StepInputs(Protocol):
         """Within submitted work: what was uploaded and filled since the last flush is there."""
 
 
+class StagingBuffers(Protocol):
+    """Host memory on the way to the device, for loading weights. Any thread may fill `buffers`,
+    `num_readers` of them at a time is good; the rest is for the device's own thread."""
+
+    buffers: list[Any]  # of bytes, all of one size
+    num_readers: int
+
+    def send(self, index: int, rows: Any, array: Array, start: int) -> None:
+        """array[start : start + len(rows)] = rows, which lie in buffer `index`, or were cast from
+        it. The copy may run behind the caller. Types are those of `Device.write_rows`."""
+
+    def wait(self, index: int) -> None:
+        """Until all that was sent from the buffer has arrived, so that it may be filled again."""
+
+    def close(self) -> None:
+        """Waits for all copies and frees the buffers."""
+
+
 class Device(Protocol):
     """One stream: submitted work runs in order, behind the caller."""
 
@@ -72,8 +90,11 @@ class Device(Protocol):
         """Host numpy array -> device array (ordered with submitted work)."""
 
     def write_rows(self, host: Any, array: Array, start: int) -> None:
-        """array[start : start + len(host)] = host, for loading weights. `host` has the array's
-        dtype, or is bf16 for an fp32 array. The caller may change it afterwards."""
+        """array[start : start + len(host)] = host, which has the array's dtype, or is bf16 for an
+        fp32 array. The caller may change it afterwards."""
+
+    def staging(self, row_bytes: int) -> StagingBuffers:
+        """At least two buffers of at least `row_bytes` each."""
 
     def host_empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A numpy array that `download` fills without waiting (pinned, on CUDA)."""

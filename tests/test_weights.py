@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from deltaserve.engine import weights as weights_module
 from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.json_section import CheckpointError
 from deltaserve.engine.models.weights_layout import ModelWeights
-from deltaserve.engine.ops.numpy.device import CpuDevice
-from deltaserve.engine.weights import STAGING_BYTES, load_weights
+from deltaserve.engine.ops.numpy import device as device_module
+from deltaserve.engine.ops.numpy.device import STAGING_BYTES, CpuDevice
+from deltaserve.engine.weights import load_weights
 from tests.slow_packing import assert_equal_weights, flatten, read_tensors, slow_packing
 from tests.tiny_checkpoint import tiny_hf_config, write_checkpoint, write_safetensors
 
@@ -89,7 +90,7 @@ def test_packing_equals_a_slow_one(
     write_checkpoint(directory, **layout, **dims)
     device = CpuDevice()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights_module, "STAGING_BYTES", staging)
+        patch.setattr(device_module, "STAGING_BYTES", staging)
         found = flatten(load(directory, device))
     device.close()
     assert_equal_weights(found, slow_packing(read_tensors(directory), tiny_hf_config(**dims)))
@@ -186,6 +187,74 @@ def test_every_bf16_value_becomes_the_same_fp32_value(device: CpuDevice) -> None
     expected = values.astype(np.float32)
     np.testing.assert_array_equal(array[1:-1].view(np.uint32), expected.view(np.uint32))
     assert (array[0], array[-1]) == (7, 7)
+
+
+# ---- copies that run behind the loader ----------------------------------------------------------
+
+
+class LateStaging:
+    """Copies out of a buffer happen when they are waited for and not before, as they may on a GPU.
+    A buffer that is waited for is overwritten: who fills it again has the time to."""
+
+    num_readers = 3
+
+    def __init__(self, device: LateDevice, size: int) -> None:
+        self.buffers = [np.empty(size, np.uint8) for _ in range(device.num_buffers)]
+        self._device = device
+        self._sent: list[list[tuple[Any, Any, int]]] = [[] for _ in self.buffers]
+
+    def send(self, index: int, rows: Any, array: Any, start: int) -> None:
+        self._sent[index].append((rows, array, start))
+
+    def wait(self, index: int) -> None:
+        for rows, array, start in self._sent[index]:
+            self._device.write_rows(rows, array, start)
+        self._sent[index].clear()
+        self.buffers[index].fill(0xFF)
+
+    def close(self) -> None:
+        for index in range(len(self.buffers)):
+            self.wait(index)
+        self._device.closed = True
+
+
+class LateDevice(CpuDevice):
+    closed = False
+
+    def __init__(self, size: int, num_buffers: int) -> None:
+        super().__init__()
+        self._size = size
+        self.num_buffers = num_buffers
+
+    def staging(self, row_bytes: int) -> Any:
+        return LateStaging(self, max(self._size, row_bytes))
+
+
+@pytest.mark.parametrize("num_buffers", [2, 3, 4, 16])
+@pytest.mark.parametrize("size", [1, 3000, 1 << 20])
+def test_late_copies_out_of_a_ring_change_nothing(
+    tmp_path: Path, device: CpuDevice, num_buffers: int, size: int
+) -> None:
+    write_checkpoint(tmp_path, shards=3)
+    late = LateDevice(size, num_buffers)
+    found = flatten(load(tmp_path, late))
+    late.close()
+    assert_equal_weights(found, flatten(load(tmp_path, device)))
+
+
+def test_buffers_are_given_back_after_an_error(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    late = LateDevice(100, 4)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("stop")
+
+    threads = threading.active_count()
+    with pytest.raises(RuntimeError, match="stop"):
+        load(tmp_path, late, progress=fail)
+    assert late.closed
+    assert threading.active_count() == threads
+    late.close()
 
 
 # ---- progress, memory, reading -----------------------------------------------------------------

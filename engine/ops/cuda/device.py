@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from ...device import StepTiming
 from .step_inputs import CudaStepInputs
+from .upload import PinnedStaging, write_rows
 
 Array = Any
 T = TypeVar("T")
-
-_STAGING_BYTES = 32 << 20
 
 
 class CudaPending(Generic[T]):
@@ -51,27 +50,6 @@ class CudaGraph:
         self._graph.launch(self._stream)
 
 
-class _Staging:
-    """Two pinned buffers in turn: one is filled while the other's copy runs."""
-
-    def __init__(self, cupy: Any, size: int) -> None:
-        self._buffers = [
-            np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size) for _ in range(2)
-        ]
-        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
-        self._next = 0
-        self.size = size
-
-    def copy(self, source: npt.NDArray[np.uint8], target: Array, stream: Any) -> None:
-        """Bytes [n] -> device bytes [n]; returns when `source` may be changed."""
-        buffer, event = self._buffers[self._next], self._events[self._next]
-        self._next ^= 1
-        event.synchronize()
-        buffer[: len(source)] = source
-        target.data.copy_from_host_async(buffer.ctypes.data, len(source), stream)
-        event.record(stream)
-
-
 class CudaDevice:
     """`Device` over CuPy. Everything is launched on one stream, which is the current stream of the
     thread that made the device; that thread alone may use it.
@@ -91,7 +69,6 @@ class CudaDevice:
         self._device.use()
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
-        self._staging: _Staging | None = None
         self._last_end: Any = None
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -110,18 +87,10 @@ class CudaDevice:
         return array
 
     def write_rows(self, host: npt.NDArray[Any], array: Array, start: int) -> None:
-        """See `Device.write_rows`; through pinned memory, ordered on the stream."""
-        if host.dtype != array.dtype:
-            host = host.astype(array.dtype)
-        target = array[start : start + len(host)]
-        assert target.shape == host.shape and target.flags.c_contiguous
-        source = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
-        device_bytes = target.reshape(-1).view(np.uint8)
-        if self._staging is None:
-            self._staging = _Staging(self._cupy, _STAGING_BYTES)
-        for begin in range(0, len(source), self._staging.size):
-            end = min(begin + self._staging.size, len(source))
-            self._staging.copy(source[begin:end], device_bytes[begin:end], self.stream)
+        write_rows(np.ascontiguousarray(host, array.dtype), array, start, self.stream)
+
+    def staging(self, row_bytes: int) -> PinnedStaging:
+        return PinnedStaging(self._cupy, self.stream, row_bytes)
 
     def host_empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
         count = math.prod(shape)
@@ -158,7 +127,6 @@ class CudaDevice:
     def seal(self) -> None:
         """Ends the start: what the pool holds and nobody uses goes back to the device."""
         self.stream.synchronize()
-        self._staging = None
         self._cupy.get_default_memory_pool().free_all_blocks()
         self._cupy.cuda.set_allocator(_refuse)
 
@@ -168,7 +136,6 @@ class CudaDevice:
 
     def close(self) -> None:
         self.stream.synchronize()
-        self._staging = None
         self._cupy.cuda.set_allocator(self._cupy.get_default_memory_pool().malloc)
 
 

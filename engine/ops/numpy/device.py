@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...device import Graph, StepTiming
 
+STAGING_BYTES = 8 << 20
 T = TypeVar("T")
 
 
@@ -49,6 +50,25 @@ class CpuStepInputs:
         pass
 
 
+class HostStaging:
+    """`StagingBuffers` of a CPU device: one is read into while the rows of the other are copied,
+    which is done when `send` returns."""
+
+    num_readers = 1
+
+    def __init__(self, device: CpuDevice, row_bytes: int) -> None:
+        self.buffers = [np.empty(max(STAGING_BYTES // 2, row_bytes), np.uint8) for _ in range(2)]
+        self._device = device
+
+    def send(self, index: int, rows: npt.NDArray[Any], array: npt.NDArray[Any], start: int) -> None:
+        self._device.write_rows(rows, array, start)
+
+    def wait(self, index: int) -> None: ...
+
+    def close(self) -> None:
+        self.buffers = []
+
+
 class CpuDevice:
     """`Device` over NumPy. Submitted work runs in order on one thread, behind the caller."""
 
@@ -79,6 +99,9 @@ class CpuDevice:
 
     def host_empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
         return np.empty(shape, dtype)
+
+    def staging(self, row_bytes: int) -> HostStaging:
+        return HostStaging(self, row_bytes)
 
     def download(self, array: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         out[...] = array
