@@ -18,6 +18,7 @@ LayerType = Literal["linear_attention", "full_attention"]
 _MAX_LAYERS = 4096
 _TEXT = "text_config"
 _GRID = 64
+_LOAD_FORMATS = ("safetensors", "dummy")
 _DEVICES = ("auto", "cpu", "cuda")
 _DTYPES = ("auto", "float32", "bfloat16")
 
@@ -99,10 +100,12 @@ class EngineConfig:
     float32 on the CPU and bfloat16 on CUDA; "bfloat16" on the CPU computes in float32 and rounds
     where CUDA rounds. `cuda_graph`: decode steps as CUDA graphs, no effect on the CPU.
     `snapshot_memory`: bytes for the states of cached prefixes, of which one is kept every
-    `snapshot_interval` tokens. `seed` None draws a seed for each request that brings none.
+    `snapshot_interval` tokens. `load_format` "dummy" makes random weights instead of reading the
+    checkpoint's. `seed` None draws a seed for each request that brings none.
     """
 
     model_path: str
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_ordinal: int = 0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -125,6 +128,7 @@ class EngineConfig:
             raise ValueError(
                 f"model_path: must be the path of a checkpoint, got {self.model_path!r}"
             )
+        _check_choice("load_format", self.load_format, _LOAD_FORMATS)
         _check_choice("device", self.device, _DEVICES)
         _check_choice("dtype", self.dtype, _DTYPES)
         if self.device == "cuda" and self.dtype == "float32":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .cache import allocate_cache
 from .config import EngineConfig, ModelConfig
 from .device import Device
+from .dummy_weights import dummy_weights
 from .memory_plan import MemoryPlan, plan_memory, weight_bytes
 from .memory_plan_cuda import plan_cuda_memory
 from .model_runner import LogitsHook, ModelRunner
@@ -36,14 +37,7 @@ def load_model_runner(
     served and for too little memory. `device` replaces the CPU device in tests."""
     model_config = ModelConfig.from_hf(config.model_path)
     backend = create_backend(config, model_config, device)
-    weights = load_weights(
-        config.model_path,
-        model_config,
-        backend.device,
-        backend.act_dtype,
-        round_bf16=config.dtype == "bfloat16",
-        progress=progress,
-    )
+    weights = _weights(config, model_config, backend, progress)
     if progress is not None:
         progress("allocating", 0, 0)
     return create_model_runner(
@@ -53,6 +47,25 @@ def load_model_runner(
         vocab_limit=vocab_limit,
         cuda_graph=config.cuda_graph,
         logits_hook=logits_hook,
+    )
+
+
+def _weights(
+    config: EngineConfig, model_config: ModelConfig, backend: Backend, progress: Progress | None
+) -> ModelWeights:
+    device, act_dtype = backend.device, backend.act_dtype
+    round_bf16 = config.dtype == "bfloat16"
+    if config.load_format == "dummy":
+        return dummy_weights(
+            model_config, device, act_dtype, round_bf16=round_bf16, progress=progress
+        )
+    return load_weights(
+        config.model_path,
+        model_config,
+        device,
+        act_dtype,
+        round_bf16=round_bf16,
+        progress=progress,
     )
 
 

@@ -5,7 +5,10 @@ The one place that knows the checkpoint's names (specification, section 2) and t
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .config import ModelConfig
 from .models.weights_layout import (
@@ -60,6 +63,16 @@ def packed_layout(config: ModelConfig, prefix: str) -> ModelWeights:
         norm=_vector(f"{prefix}norm.weight", config.hidden_size),
         lm_head=embed if config.tie_word_embeddings else lm_head,
     )
+
+
+def map_arrays(layout: Any, leaf: Callable[[PackedArray], Any]) -> Any:
+    """The same dataclasses and tuples with `leaf(array)` in the place of each PackedArray."""
+    if isinstance(layout, PackedArray):
+        return leaf(layout)
+    if isinstance(layout, tuple):
+        return tuple(map_arrays(item, leaf) for item in layout)
+    fields = dataclasses.fields(layout)
+    return type(layout)(**{f.name: map_arrays(getattr(layout, f.name), leaf) for f in fields})
 
 
 def _layer(config: ModelConfig, kind: str, prefix: str) -> LayerWeights:

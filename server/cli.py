@@ -24,6 +24,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ENGINE_FLAGS = (
     "model_path",
+    "load_format",
     "device",
     "dtype",
     "max_model_len",
@@ -71,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = serve.add_argument
     add("--model-path", required=True, metavar="DIR", help="checkpoint in Hugging Face layout")
+    add(
+        "--load-format",
+        choices=("safetensors", "dummy"),
+        default=EngineConfig.load_format,
+        help="dummy: random weights of the config's shapes, for benchmarks",
+    )
     add(
         "--served-model-name",
         action="append",

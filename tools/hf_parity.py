@@ -10,7 +10,6 @@ against itself, with another attention implementation, in a batch of two, the pr
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.models.weights_layout import ModelWeights
-from deltaserve.engine.tensor_names import PackedArray, packed_layout
+from deltaserve.engine.tensor_names import PackedArray, map_arrays, packed_layout
 from tools.engine_model import EngineModel
 
 DECODE_STEPS = 8
@@ -92,15 +91,7 @@ def shared_weights(model: Qwen3_5ForCausalLM, config: ModelConfig) -> ModelWeigh
             made[array] = _backend_array(_packed(array, tensors), array.fp32)
         return made[array]
 
-    def convert(tree: Any) -> Any:
-        if isinstance(tree, PackedArray):
-            return leaf(tree)
-        if isinstance(tree, tuple):
-            return tuple(convert(item) for item in tree)
-        values = {f.name: convert(getattr(tree, f.name)) for f in dataclasses.fields(tree)}
-        return type(tree)(**values)
-
-    weights: ModelWeights = convert(packed_layout(config, "model."))
+    weights: ModelWeights = map_arrays(packed_layout(config, "model."), leaf)
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     return weights
