@@ -17,6 +17,7 @@ from .config import EngineConfig
 from .llm_engine import LLMEngine
 from .output_processor import OutputProcessor, TextLogprob, TextOutput
 from .sampling_params import SamplingParams
+from .sequence import TokenLogprobs
 from .tokenizer import Tokenizer
 
 Prompts = str | SequenceOf[str] | SequenceOf[SequenceOf[int]]
@@ -28,7 +29,8 @@ class Completion:
 
     `finish_reason`: "stop", "length" or "error" (then `error` says why); `stop_reason`: the stop
     string or the end id, where one of them ended it. `token_ids` has the end id, `text` has not.
-    `logprobs` are one a token if the sampling parameters ask for them, else empty.
+    `logprobs` are one a token if the sampling parameters ask for them, else empty; so are
+    `prompt_logprobs`, of the prompt's tokens from the second on.
     """
 
     text: str
@@ -37,6 +39,7 @@ class Completion:
     stop_reason: str | int | None = None
     logprobs: tuple[TextLogprob, ...] = ()
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass
@@ -48,6 +51,7 @@ class _Request:
     params: SamplingParams
     processor: OutputProcessor
     outputs: list[TextOutput] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def completion(self) -> Completion:
         last = self.outputs[-1]
@@ -59,6 +63,7 @@ class _Request:
             stop_reason=last.stop_reason,
             logprobs=tuple(entry for output in self.outputs for entry in output.logprobs),
             error=last.error,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -96,6 +101,7 @@ class LLM:
                     request = running[output.request_id]
                     text = request.processor.process(output)
                     request.outputs.append(text)
+                    request.prompt_logprobs += output.prompt_logprobs
                     if text.must_abort:
                         self.engine.abort(request.request_id)
                     if text.finish_reason is not None:

@@ -163,7 +163,9 @@ class LLMEngine:
         tokens = step.wait()
         waited = time.perf_counter()
         self._count_device_time(step)
-        outputs = self._scheduler.update(read_batch, tokens.token_ids, tokens.logprobs)
+        outputs = self._scheduler.update(
+            read_batch, tokens.token_ids, tokens.logprobs, tokens.prompt_logprobs
+        )
         for output in outputs:
             self._num_generation_tokens += len(output.token_ids)
             if output.finish_reason is not None:

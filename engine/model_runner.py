@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,14 @@ from .config import ModelConfig
 from .device import Device, Pending, StepTiming
 from .forward_batch import (
     DecodeBatch,
+    PrefillBatch,
     SampleBatch,
     build_prefill_batch,
     build_table_updates,
 )
 from .models.qwen3_5 import Qwen35Model
 from .ops.base import Ops
+from .prompt_logprobs import HostPromptLogprobs, PromptLogprobs, PromptRows, build_prompt_rows
 from .sampler import Sampler
 from .sampling_params import MAX_LOGPROBS, SamplingParams
 from .scheduled_batch import ScheduledBatch, ScheduledPrefill
@@ -45,7 +48,8 @@ of a step before the row is sampled."""
 class HostOutputs:
     """Host arrays that one step's results are copied to."""
 
-    def __init__(self, device: Device, rows: int) -> None:
+    def __init__(self, device: Device, rows: int, num_prompt_tokens: int) -> None:
+        self.prompt = HostPromptLogprobs(device, num_prompt_tokens)
         self.ids = device.host_empty((rows,), "int32")
         self.logprobs = device.host_empty((rows,), "float32")
         self.top_ids = device.host_empty((rows, MAX_LOGPROBS), "int32")
@@ -58,17 +62,21 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    prompt_logprobs: list[list[TokenLogprobs] | None]
+    """Of each prefill with `logprob_positions`; None where logits were not finite."""
 
 
 class SubmittedStep:
     """A step on its way through the device."""
 
     def __init__(
-        self, pending: Pending, sampled: tuple[Sequence, ...], outputs: HostOutputs
+        self, pending: Pending, batch: ScheduledBatch, outputs: HostOutputs, vocab_limit: int
     ) -> None:
         self._pending = pending
-        self._sampled = sampled
+        self._prefills = batch.prefills
+        self._sampled = batch.sampled
         self._outputs = outputs
+        self._vocab_limit = vocab_limit
 
     @property
     def timing(self) -> StepTiming:
@@ -83,7 +91,8 @@ class SubmittedStep:
             self._token_logprobs(row, sequence.params.logprobs, token_ids[row])
             for row, sequence in enumerate(self._sampled)
         ]
-        return SampledTokens(token_ids, logprobs)
+        prompt_logprobs = self._outputs.prompt.read(self._prefills, self._vocab_limit)
+        return SampledTokens(token_ids, logprobs, prompt_logprobs)
 
     def _token_logprobs(self, row: int, count: int | None, token_id: int) -> TokenLogprobs | None:
         if count is None or token_id < 0:
@@ -128,7 +137,17 @@ class ModelRunner:
         self._out_logprobs = device.empty((rows,), "float32")
         self._out_top_ids = device.empty((rows, MAX_LOGPROBS), "int32")
         self._out_top_logprobs = device.empty((rows, MAX_LOGPROBS), "float32")
-        self._host_outputs = (HostOutputs(device, rows), HostOutputs(device, rows))
+        tokens = capacity.max_num_batched_tokens
+        self._host_outputs = (HostOutputs(device, rows, tokens), HostOutputs(device, rows, tokens))
+        self._prompt_logprobs = PromptLogprobs(
+            device,
+            ops,
+            self.vocab_limit,
+            self._logits,
+            self._out_logprobs,
+            self._out_top_ids,
+            self._out_top_logprobs,
+        )
         self._num_submitted = 0
         passes = self._inputs, self._decode, self._sample, self._sampler.params, self.vocab_limit
         self._passes = (
@@ -153,6 +172,7 @@ class ModelRunner:
             if batch.prefills
             else None
         )
+        prompt_rows = build_prompt_rows(batch.prefills, inputs.upload)
         sampled = batch.sampled
         sample = self._passes.sample(batch) if sampled else None
         want_logprobs = any(sequence.params.logprobs is not None for sequence in sampled)
@@ -166,12 +186,13 @@ class ModelRunner:
                 ops.scatter(table_updates.blocks, table_updates.indices, cache.block_tables)
             if params_update is not None:
                 self._sampler.apply(params_update, ops)
-            if decode is not None:
+            # Prompt log-probabilities borrow the logits, so decode rows come after them.
+            if decode is not None and prompt_rows is None:
                 decode()
             if prefill is not None:
-                first = len(batch.decodes)
-                logits = self._logits[first : first + len(prefill.logits_rows)]
-                self._model.prefill(prefill, logits)
+                self._prefill(prefill, len(batch.decodes), prompt_rows, outputs)
+            if decode is not None and prompt_rows is not None:
+                decode()
             if sample is None:
                 return
             if self._logits_hook is not None:
@@ -180,19 +201,33 @@ class ModelRunner:
             sample()
             self._download(outputs, len(sampled), want_logprobs)
 
-        return SubmittedStep(self._device.submit(work), sampled, outputs)
+        return SubmittedStep(self._device.submit(work), batch, outputs, self.vocab_limit)
+
+    def _prefill(
+        self,
+        batch: PrefillBatch,
+        first_row: int,
+        prompt_rows: PromptRows | None,
+        outputs: HostOutputs,
+    ) -> None:
+        """The logits go to rows `first_row` and up."""
+        before_logits = None
+        if prompt_rows is not None:
+            run, to_logits = self._prompt_logprobs.run, self._model.prompt_logits
+            before_logits = partial(run, prompt_rows, to_logits, outputs.prompt)
+        logits = self._logits[first_row : first_row + len(batch.logits_rows)]
+        self._model.prefill(batch, logits, before_logits)
 
     def _load_prefill_kernels(self) -> None:
         """Runs a prompt of each length at which another kernel may be chosen. It writes block 0 and
         slot 0, which nobody reads before writing them."""
         tokens = self.capacity.max_num_batched_tokens
         while tokens:
-            batch = build_prefill_batch(
-                (warm_up_prefill(tokens, self.capacity.block_size),),
-                self.capacity.block_size,
-                self._device.upload,
-            )
-            self._model.prefill(batch, self._logits[:1])
+            prefills = (warm_up_prefill(tokens, self.capacity.block_size),)
+            upload = self._device.upload
+            batch = build_prefill_batch(prefills, self.capacity.block_size, upload)
+            prompt_rows = build_prompt_rows(prefills, upload)
+            self._prefill(batch, 0, prompt_rows, self._host_outputs[0])
             tokens //= 2
 
     def _decode(self, batch: DecodeBatch) -> None:
@@ -233,10 +268,12 @@ def _sampled_rows(batch: ScheduledBatch) -> Iterator[tuple[str, int, int]]:
 
 
 def warm_up_prefill(tokens: int, block_size: int) -> ScheduledPrefill:
-    """A prompt of zeros in slot 0, all of it in block 0."""
+    """A prompt of zeros in slot 0, all of it in block 0, with its last log-probability."""
     table = [0] * -(-tokens // block_size)
-    sequence = Sequence("", (0,) * tokens, SamplingParams(), block_table=table, state_slot=0)
-    return ScheduledPrefill(sequence, 0, 0, tokens, True)
+    params = SamplingParams(prompt_logprobs=1)
+    sequence = Sequence("", (0,) * tokens, params, block_table=table, state_slot=0)
+    positions = range(max(tokens - 2, 0), tokens - 1)
+    return ScheduledPrefill(sequence, 0, 0, tokens, True, logprob_positions=positions)
 
 
 def step_input_bytes(capacity: Capacity) -> int:
@@ -244,4 +281,4 @@ def step_input_bytes(capacity: Capacity) -> int:
     rows, tokens = capacity.num_state_slots, capacity.max_num_batched_tokens
     tables = 2 * rows * capacity.blocks_for(capacity.max_model_len)
     by_row = 32 * rows
-    return 4 * (tables + by_row + 4 * tokens) + (64 << 10)
+    return 4 * (tables + by_row + 6 * tokens) + (64 << 10)

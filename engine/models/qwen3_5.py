@@ -9,6 +9,7 @@ after construction.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..cache import AttentionCache, Cache, DeltaNetCache
@@ -69,8 +70,17 @@ class Qwen35Model:
         ops.add_rms_norm_partials(partials, residual, weights.norm, eps, hidden)
         ops.lm_head(hidden, weights.lm_head, logits_out)
 
-    def prefill(self, batch: PrefillBatch, logits_out: Array) -> None:
-        """Runs prompt tokens; logits_out fp32 [len(batch.logits_rows), vocab]."""
+    def prefill(
+        self,
+        batch: PrefillBatch,
+        logits_out: Array,
+        before_logits: Callable[[], None] | None = None,
+    ) -> None:
+        """Runs prompt tokens; logits_out fp32 [len(batch.logits_rows), vocab].
+
+        `before_logits` is called when all layers are done: it may call `prompt_logits`, also into
+        what becomes logits_out.
+        """
         ops, weights, buffers, cache = self._ops, self._weights, self._buffers, self._cache
         eps, tokens = self._config.rms_norm_eps, batch.num_tokens
         residual, hidden = buffers.residual[:tokens], buffers.hidden[:tokens]
@@ -86,13 +96,19 @@ class Qwen35Model:
             self._mixer_prefill(layer.mixer, layer_cache, batch, hidden, branch)
             ops.add_rms_norm(branch, residual, layer.post_attention_norm, eps, hidden)
             mlp_prefill(layer.mlp, ops, buffers, hidden, branch)
-        count = len(batch.logits_rows)
-        if count == 0:
+        if before_logits is None and len(batch.logits_rows) == 0:
             return
         ops.add_rms_norm(branch, residual, weights.norm, eps, hidden)
-        last_hidden = buffers.branch[:count]
-        ops.take_rows(hidden, batch.logits_rows, last_hidden)
-        ops.lm_head(last_hidden, weights.lm_head, logits_out)
+        if before_logits is not None:
+            before_logits()
+        if len(batch.logits_rows) > 0:
+            self.prompt_logits(batch.logits_rows, logits_out)
+
+    def prompt_logits(self, rows: Array, logits_out: Array) -> None:
+        """The logits fp32 [B, vocab] of token rows int32 [B] of the prefill pass that is ending."""
+        hidden = self._buffers.branch[: len(rows)]
+        self._ops.take_rows(self._buffers.hidden, rows, hidden)
+        self._ops.lm_head(hidden, self._weights.lm_head, logits_out)
 
     def _partials(self, count: int, weight: Array) -> Array:
         """The buffer that `linear_partials` of a weight [H, KD] writes, [S, B, H]."""
