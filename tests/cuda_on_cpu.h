@@ -217,10 +217,23 @@ T atomicAdd(T* at, T x) {
     return before;
 }
 
+template <typename T>
+T atomicOr(T* at, T x) {
+    const T before = *at;
+    *at |= x;
+    return before;
+}
+
 inline int min(int x, int y) { return x < y ? x : y; }
 inline int max(int x, int y) { return x > y ? x : y; }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+// Roundings as the host's own, which is not told to fuse.
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
 }

@@ -66,7 +66,10 @@ class CpuKernels:
         assert len(signature) == len(args), (name, len(signature), len(args))
         values = []
         for kind, argument in zip(signature, args, strict=True):
-            if kind.startswith("*"):
+            if argument is None:
+                assert kind.startswith("*"), name
+                values.append(ctypes.c_void_p(None))
+            elif kind.startswith("*"):
                 assert argument.flags.c_contiguous, name
                 assert argument.dtype == _DTYPES[kind[1:]], (name, argument.dtype, kind)
                 values.append(ctypes.c_void_p(argument.ctypes.data))

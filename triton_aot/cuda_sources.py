@@ -18,6 +18,7 @@ _TYPES = {
     "int": "i32",
     "unsigned": "u32",
     "unsigned long long": "u64",
+    "u32": "u32",
     "u64": "u64",
 }
 

@@ -19,6 +19,10 @@ __device__ inline u32 ordered(float x) {
 __device__ inline u64 id_key(float x, int id) {
     return static_cast<u64>(ordered(x)) << 32 | (0xffffffffu - static_cast<u32>(id));
 }
+__device__ inline float logit_of(u64 key) {
+    const u32 order = static_cast<u32>(key >> 32);
+    return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+}
 __device__ inline int id_of(u64 key) {
     return static_cast<int>(0xffffffffu - static_cast<u32>(key));
 }

@@ -45,6 +45,11 @@ MAX_SEGMENTS = 4
 """The most K segments of `linear_partials`."""
 
 
+NOT_FINITE, NOTHING_ALLOWED = -1, -2
+"""What `Ops.sample` gives as the id of a row whose logits are not all finite, and of one of whose
+ids none may be sampled."""
+
+
 class Ops(Protocol):
     """What a backend computes. Nothing returns a fresh array; everything is written to `out`."""
 
@@ -271,12 +276,14 @@ class Ops(Protocol):
     ) -> None:
         """Samples one id per row and writes it to out_ids[i] and next_ids[state_slots[i]].
 
-        logits fp32 [B, vocab]; rows may be overwritten. Order per row: logprobs are taken of the
-        raw logits; then penalties, bias and masks (`batch.params`); then temperature, top-k,
-        top-p, min-p; then one draw keyed by (seed, position). temperature 0 is argmax, ties to the
-        smallest id. Ids >= vocab_limit are never sampled. out_ids int32 [B]; out_logprobs fp32 [B]
-        the chosen id's; out_top_ids int32, out_top_logprobs fp32 [B, 20] the largest, for rows
-        whose num_logprobs >= 0. A row with a non-finite logit (below vocab_limit) gets id -1.
+        logits fp32 [B, vocab]. Order per row: logprobs are taken of the raw logits; then, if the
+        row has features or a mask, penalties, biases and what forbids ids (`LogitAdjustments`);
+        then temperature, top-k, top-p, min-p; then one draw keyed by (seed, position).
+        temperature 0 is argmax, ties to the smallest id. Ids >= vocab_limit are never sampled.
+        out_ids int32 [B]; out_logprobs fp32 [B] the chosen id's; out_top_ids int32,
+        out_top_logprobs fp32 [B, 20] the largest, for rows whose num_logprobs >= 0. A row with a
+        non-finite raw logit (below vocab_limit) gets NOT_FINITE, one without an id that may be
+        sampled NOTHING_ALLOWED. Counts the id in output_counts of rows with PENALTIES.
         """
 
     def token_logprobs(

@@ -16,8 +16,8 @@ class Kernels(Protocol):
     """The architecture's table of GEMM tiles, as triton_aot/gemm_tiles.py describes it."""
 
     def launch(self, name: str, grid: Grid, threads: int, *args: Any) -> None:
-        """Launches the kernel `name` of the manifest. `args` in the order of its signature: arrays,
-        ints and floats. `threads` 0: as many as it was compiled for."""
+        """Launches the kernel `name` of the manifest. `args` in the order of its signature: arrays
+        (None: a null pointer), ints and floats. `threads` 0: as many as it was compiled for."""
 
     def constant(self, name: str, constant: str) -> int:
         """The value that a kernel was compiled with."""

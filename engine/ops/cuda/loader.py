@@ -104,7 +104,10 @@ class KernelLibrary:
         assert len(args) == len(kernel.signature), (name, len(args), len(kernel.signature))
         values: list[Any] = []
         for kind, argument in zip(kernel.signature, args, strict=True):
-            if kind[0] == "*":
+            if argument is None:
+                assert kind[0] == "*", name
+                values.append(_NULL)
+            elif kind[0] == "*":
                 assert argument.dtype.name == _DTYPES[kind], (name, kind, argument.dtype)
                 assert argument.flags.c_contiguous, name
                 values.append(argument)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...forward_batch import SampleBatch
+from ...forward_batch import SampleBatch, mask_words
 from .kernels import Kernels
 
 Array = Any
@@ -26,14 +26,16 @@ def sample(
 ) -> None:
     """`segment_keys` uint64 [rows, SEGMENTS] is scratch."""
     rows, vocab, params = len(batch.rows), logits.shape[1], batch.params
-    assert params.logit_bias is None and params.penalties is None and params.masks is None
     assert rows <= len(segment_keys)
+    adjustments = _adjustment_arguments(batch, vocab)
     kernels.launch(
         "sample_segments",
         (SEGMENTS, rows, 1),
         256,
         logits,
         batch.rows,
+        batch.state_slots,
+        *adjustments,
         segment_keys,
         vocab,
         batch.vocab_limit,
@@ -46,6 +48,7 @@ def sample(
         batch.rows,
         batch.state_slots,
         batch.positions,
+        *adjustments,
         params.temperature,
         params.top_p,
         params.min_p,
@@ -60,4 +63,31 @@ def sample(
         out_top_logprobs,
         vocab,
         batch.vocab_limit,
+    )
+
+
+def _adjustment_arguments(batch: SampleBatch, vocab: int) -> tuple[Any, ...]:
+    """The kernels' parameters from `features` to `max_listed`; None is a null pointer."""
+    state, words = batch.params.adjustments, mask_words(vocab)
+    assert (batch.mask_rows is None) == (batch.masks is None)
+    assert batch.masks is None or batch.masks.shape[1] == words
+    masks = (batch.mask_rows, batch.masks)
+    if state is None:
+        assert batch.features is None
+        return (None, *masks, *[None] * 9, 0)
+    assert state.output_counts.shape[1] == -(-vocab // 2)
+    assert state.prompt_ids.shape[1] == state.allowed_ids.shape[1] == words
+    return (
+        batch.features,
+        *masks,
+        state.presence_penalty,
+        state.frequency_penalty,
+        state.repetition_penalty,
+        state.output_counts,
+        state.prompt_ids,
+        state.allowed_ids,
+        state.listed_ids,
+        state.listed_biases,
+        state.num_listed,
+        state.listed_ids.shape[1],
     )

@@ -1,7 +1,9 @@
 """Sampling over rows of fp32 logits: the reference of `Ops.sample`.
 
-A row's result depends on that row alone and on (seed, position), and it is stated in integers so
-that any backend can repeat it whatever order it adds in:
+A row's log-probabilities are of its raw logits. Penalties, biases and masks change the logits that
+an id is chosen by (see `logit_adjustments`). A row's result depends on that row alone, what its
+slot holds and (seed, position), and it is stated in integers so that any backend can repeat it
+whatever order it adds in:
 
     mass      m = floor(exp((logit - max) / temperature) * 2**40): fp32 up to the exp, then a 64-bit
               integer. Integer sums do not depend on their order.
@@ -23,8 +25,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...forward_batch import SampleBatch
+from ...forward_batch import PENALTIES, SampleBatch
+from ...ops.base import NOT_FINITE, NOTHING_ALLOWED
 from ...sampling_params import MAX_LOGPROBS
+from . import logit_adjustments
 
 MASS_ONE = float(1 << 40)
 """The mass of the likeliest id. 2**24 ids of it still fit 64 bits; less than 2**-40 of it is 0."""
@@ -120,21 +124,24 @@ def sample(
     """`Ops.sample`; the mapping from logits and seed to an id is in the module docstring.
 
     Log-probabilities are over the ids below vocab_limit. With fewer than 20 of those the rest of a
-    row of out_top_ids is -1 and of out_top_logprobs -inf. A failed row (id -1) leaves 0 in
+    row of out_top_ids is -1 and of out_top_logprobs -inf. A failed row (id below 0) leaves 0 in
     next_ids, so that a step already issued stays within the embedding.
     """
     num_rows = len(batch.rows)
     limit = batch.vocab_limit
     params = batch.params
-    assert params.logit_bias is None and params.penalties is None and params.masks is None
     slots = batch.state_slots
-    rows = logits[batch.rows, :limit]
-    ids = rows.argmax(axis=1)
+    raw = logits[batch.rows, :limit]
     # min and max carry NaN along, so the pair is finite only if the whole row is
-    finite = np.isfinite(rows.max(axis=1)) & np.isfinite(rows.min(axis=1))
+    finite = np.isfinite(raw.max(axis=1)) & np.isfinite(raw.min(axis=1))
+    failures = np.where(finite, 0, NOT_FINITE)
+    rows = _adjusted(raw, batch, finite)
+    ids = rows.argmax(axis=1)
+    failures[finite & (rows.max(axis=1) == -np.inf)] = NOTHING_ALLOWED
+    good = failures == 0
 
     temperature = params.temperature[slots]
-    drawn = np.flatnonzero(finite & (temperature > 0.0))
+    drawn = np.flatnonzero(good & (temperature > 0.0))
     if len(drawn):
         bits = random_bits(params.seed[slots[drawn]], batch.positions[drawn].astype(np.uint64))
         for i, row_bits in zip(drawn.tolist(), bits.tolist(), strict=True):
@@ -149,14 +156,37 @@ def sample(
             )
 
     num_logprobs = params.num_logprobs[slots]
-    for i in np.flatnonzero(finite & (num_logprobs >= 0)).tolist():
-        largest, log_total = log_normalizer(rows[i])
-        out_logprobs[i] = (rows[i, ids[i]] - largest) - log_total
-        top = top_ids(rows[i], MAX_LOGPROBS)
+    for i in np.flatnonzero(good & (num_logprobs >= 0)).tolist():
+        largest, log_total = log_normalizer(raw[i])
+        out_logprobs[i] = (raw[i, ids[i]] - largest) - log_total
+        top = top_ids(raw[i], MAX_LOGPROBS)
         out_top_ids[i, : len(top)] = top
-        out_top_logprobs[i, : len(top)] = (rows[i, top] - largest) - log_total
+        out_top_logprobs[i, : len(top)] = (raw[i, top] - largest) - log_total
         out_top_ids[i, len(top) :] = -1
         out_top_logprobs[i, len(top) :] = -np.inf
 
-    next_ids[slots] = np.where(finite, ids, 0)
-    out_ids[:num_rows] = np.where(finite, ids, -1)
+    if batch.features is not None and params.adjustments is not None:
+        for i in np.flatnonzero(good & (batch.features & PENALTIES > 0)).tolist():
+            logit_adjustments.count_id(int(ids[i]), int(slots[i]), params.adjustments)
+    next_ids[slots] = np.where(good, ids, 0)
+    out_ids[:num_rows] = np.where(good, ids, failures)
+
+
+def _adjusted(raw: F32, batch: SampleBatch, finite: npt.NDArray[np.bool_]) -> F32:
+    """The logits that ids are chosen by: `raw` itself where no row has a feature or a mask."""
+    zeros = np.zeros(len(raw), np.int32)
+    features = zeros if batch.features is None else batch.features
+    mask_rows = zeros - 1 if batch.mask_rows is None else batch.mask_rows
+    changed = np.flatnonzero(finite & ((features != 0) | (mask_rows >= 0)))
+    if not len(changed):
+        return raw
+    rows = raw.copy()
+    for i in changed.tolist():
+        mask = None
+        if mask_rows[i] >= 0:
+            assert batch.masks is not None
+            mask = batch.masks[mask_rows[i]]
+        rows[i] = logit_adjustments.adjust(
+            raw[i], int(features[i]), int(batch.state_slots[i]), batch.params.adjustments, mask
+        )
+    return rows
