@@ -42,7 +42,8 @@ class TextOutput:
 
     `token_ids` count as usage; with a stop string they end at the token that completed it.
     `stop_reason` is the stop string or the end id's number where one of them ended the text.
-    `must_abort`: the text has ended and the engine does not know yet.
+    `must_abort`: the text has ended and the engine does not know yet. `prompt_logprobs` and
+    `num_cached_tokens` are as the engine gave them, in the first one.
     """
 
     text: str
@@ -52,28 +53,38 @@ class TextOutput:
     stop_reason: str | int | None = None
     must_abort: bool = False
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
 
 
 class StopChecker:
-    """Finds the first stop string in text that arrives in pieces."""
+    """Finds the first stop string in text that arrives in pieces.
 
-    def __init__(self, stops: Seq[str]) -> None:
+    `include`: the stop string itself is part of the text.
+    """
+
+    def __init__(self, stops: Seq[str], include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """(text that can be released, the stop string found or None). Nothing may follow a stop."""
+    def push(self, text: str, check: bool = True) -> tuple[str, str | None]:
+        """(text that can be released, the stop string found or None). Nothing may follow a stop.
+
+        Without `check` a stop string that ends in this piece is text like any other.
+        """
         if not self._stops:
             return text, None
+        num_held = len(self._held)
         text = self._held + text
         found: tuple[int, int, str] | None = None  # (end, start, stop)
-        for stop in self._stops:
-            start = text.find(stop)
+        for stop in self._stops if check else ():
+            start = text.find(stop, max(num_held + 1 - len(stop), 0))
             if start >= 0 and (found is None or (start + len(stop), start) < found[:2]):
                 found = (start + len(stop), start, stop)
         if found is not None:
             self._held = ""
-            return text[: found[1]], found[2]
+            return text[: found[0] if self._include else found[1]], found[2]
         keep = max(self._overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
@@ -102,8 +113,10 @@ class OutputProcessor:
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._tokenizer = tokenizer
-        self._decoder = IncrementalDecoder(tokenizer)
-        self._stop = StopChecker(params.stop)
+        self._decoder = IncrementalDecoder(tokenizer, params.skip_special_tokens)
+        self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
         self._num_chars = 0  # decoded so far, held back or not
 
     def process(self, output: RequestOutput) -> TextOutput:
@@ -117,7 +130,7 @@ class OutputProcessor:
             self.num_output_tokens += 1
             if output.logprobs:
                 logprobs.append(self._text_logprob(token_id, output.logprobs[i]))
-            if i == last and output.stop_id is not None:
+            if i == last and output.stop_id is not None and not self._include_stop:
                 break  # an end id is not text
             stop = self._push(self._decoder.push(token_id), pieces)
             if stop is not None:
@@ -135,11 +148,13 @@ class OutputProcessor:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_id,
             error=output.error,
+            prompt_logprobs=output.prompt_logprobs,
+            num_cached_tokens=output.num_cached_tokens,
         )
 
     def _push(self, text: str, pieces: list[str]) -> str | None:
         self._num_chars += len(text)
-        released, stop = self._stop.push(text)
+        released, stop = self._stop.push(text, self.num_output_tokens > self._min_tokens)
         pieces.append(released)
         return stop
 
@@ -159,6 +174,8 @@ class OutputProcessor:
             finish_reason=FinishReason.STOP,
             stop_reason=stop,
             must_abort=output.finish_reason is None,
+            prompt_logprobs=output.prompt_logprobs,
+            num_cached_tokens=output.num_cached_tokens,
         )
 
     def _text_logprob(self, token_id: int, logprobs: TokenLogprobs) -> TextLogprob:

@@ -10,6 +10,7 @@ tokens is the bytes of each, joined, read as UTF-8.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ def _byte_level_alphabet() -> dict[int, int]:
 
 _ALPHABET = _byte_level_alphabet()
 
+PIECE_CHARS = 1 << 15
+_CUT = re.compile("[A-Za-z] [A-Za-z]")
+
 
 class Tokenizer:
     """The tokenizer of the checkpoint in `model_path`.
@@ -40,7 +44,8 @@ class Tokenizer:
     """
 
     def __init__(self, model_path: str | Path) -> None:
-        path = Path(model_path) / "tokenizer.json"
+        self.directory = Path(model_path)
+        path = self.directory / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{path}: no such file; the checkpoint needs its tokenizer.json")
         try:
@@ -57,6 +62,9 @@ class Tokenizer:
         self.max_token_bytes = max(map(len, (*base, *(t.content.encode() for t in added.values()))))
         ids = (self._bpe.token_to_id(token) for token in END_TOKENS)
         self.end_ids = frozenset(id_ for id_ in ids if id_ is not None)
+        self._may_cut = _words_begin_with_their_space(self._bpe) and not any(
+            " " in token.content or token.lstrip or token.rstrip for token in added.values()
+        )
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Special tokens written in the text become their ids. Releases the GIL while it works.
@@ -69,6 +77,39 @@ class Tokenizer:
             raise ValueError(f"the text is not valid Unicode: {error.reason}") from error
         # encode() would hold the GIL
         return self._bpe.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_piece(self, text: str, start: int) -> tuple[list[int], int]:
+        """(ids, end) of about PIECE_CHARS characters from `start` on; `end` is where the next
+        piece starts. The ids of all pieces, joined, are `encode(text)`.
+
+        So a long text can be left halfway, and what holds the GIL stays short. Cuts are made
+        between a word and the space before the next, where no token reaches across.
+        """
+        end = start + PIECE_CHARS
+        while self._may_cut and end < len(text):  # windows, so that a search gives up the GIL
+            cut = _CUT.search(text, end, end + PIECE_CHARS)
+            if cut is not None:
+                return self.encode(text[start : cut.start() + 1]), cut.start() + 1
+            end += PIECE_CHARS - 2
+        return self.encode(text[start:]), len(text)
+
+    def bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """For `SamplingParams.bad_words`: each word as it stands at the start of a text and, where
+        one token begins it there too, after a space (vLLM's rule). ValueError for an empty word."""
+        sequences: list[tuple[int, ...]] = []
+        for word in words:
+            bare = tuple(self.encode(word.lstrip()))
+            if not bare:
+                raise ValueError("bad_words: every word must hold more than spaces")
+            sequences.append(bare)
+            spaced = tuple(self.encode(" " + word.lstrip()))
+            if spaced[0] != bare[0] and len(spaced) == len(bare):
+                sequences.append(spaced)
+        return tuple(dict.fromkeys(sequences))
+
+    def vocabulary_entry(self, token_id: int) -> str:
+        """A token as tokenizer.json writes it; an id without a token is the empty string."""
+        return self._bpe.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; an id without a token stands for none."""
@@ -104,6 +145,12 @@ def _require_byte_level(bpe: BpeTokenizer, vocab: dict[str, int], path: Path) ->
     foreign = {char for char in set("".join(vocab)) if ord(char) not in _ALPHABET}
     if foreign:
         raise ValueError(f"{path}: vocabulary entries with {min(foreign)!r}, which is no byte")
+
+
+def _words_begin_with_their_space(bpe: BpeTokenizer) -> bool:
+    """Whether the text is split into words of which each holds the space before it."""
+    parts = bpe.pre_tokenizer.pre_tokenize_str("ab cd") if bpe.pre_tokenizer else []
+    return [span for _, span in parts] == [(0, 2), (2, 5)]
 
 
 def _add_config_tokens(bpe: BpeTokenizer, path: Path) -> None:

@@ -16,12 +16,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import uvicorn
 import uvloop
 
 from deltaserve.engine.async_engine import AsyncEngine
 from deltaserve.engine.core_process import EngineProcess
+from deltaserve.engine.generation_config import read_sampling_defaults
 from deltaserve.engine.tokenizer import Tokenizer
 
 from .app import create_app
@@ -34,7 +36,8 @@ FLUSH_S = 5  # for clients to take the last bytes of their answers
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What the HTTP side needs; the engine's options are EngineConfig's."""
+    """What the HTTP side needs; the engine's options are EngineConfig's. `generation_config`:
+    whether sampling defaults come from the checkpoint's file of that name."""
 
     model_path: str
     served_names: tuple[str, ...]
@@ -43,6 +46,7 @@ class ServerOptions:
     max_body_bytes: int
     shutdown_timeout: float
     step_timeout: float
+    generation_config: Literal["auto", "none"] = "auto"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -134,6 +138,8 @@ class _Server:
         host, port = self._listener.getsockname()[:2]
         logger.info("listening on http://%s:%d, loading %s", host, port, self._options.model_path)
         try:
+            if self._options.generation_config == "auto":
+                self._state.sampling_defaults = read_sampling_defaults(self._options.model_path)
             self._state.tokenizer = await asyncio.to_thread(
                 Tokenizer, Path(self._options.model_path)
             )

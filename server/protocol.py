@@ -1,50 +1,46 @@
 """What a completion request and its answers look like on the wire, and what is refused.
 
-Owns JSON parsing, field types, the table of refused fields and the response structs. Limits that
-depend on the model (context, vocabulary, served names) are checked in completions.py; ranges of
-sampling parameters are SamplingParams'.
+Owns the fields with their types and published ranges, the table of refused fields and the response
+structs. Ranges are enforced where parameters are made (SamplingParams); limits that depend on the
+model (context, vocabulary, served names) in prompts.py and completions.py.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
 
-from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_CACHE_SALT_CHARS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
-from .errors import ApiError
+from .json_body import BodyParser, decode_field, invalid
 
-MAX_PROMPTS = 1024
+MAX_N = 128
+MAX_CHOICES = 1024
+"""Prompts times n of one request."""
 MAX_STOP_CHARS = 1024
+MAX_WORDS = (
+    MAX_BAD_WORDS // 2
+)  # each may be two sequences of ids: with a space before it and without
+MAX_WORD_CHARS = 1024
 
-# Fields of the contract that this server cannot honour yet: name -> values that ask for nothing,
-# which clients send as defaults and which are accepted. Anything else is a 400 naming the field.
+# Fields of the contract that are not honoured: name -> values that ask for nothing, which
+# clients send as defaults and which are accepted. Anything else is a 400 naming the field.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "cache_salt": (),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "n": (1,),
-    "presence_penalty": (0,),
-    "priority": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "structured_outputs": (),
     "suffix": ("",),
 }
@@ -54,44 +50,139 @@ NO_EFFECT = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
 )
 
-_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "logprobs")
-HONOURED = frozenset(
-    {"model", "prompt", "stream", "stream_options", "stop", "ignore_eos", *_SAMPLING}
-)
+_INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class CompletionRequest:
-    """A well-formed request. `prompts` are all texts or all token ids."""
+def _says(**schema: Any) -> Meta:
+    """Published, not enforced: what enforces it has the better message."""
+    return Meta(extra_json_schema=schema)
+
+
+_TokenId = Annotated[int, _says(minimum=0, maximum=_INT32)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CompletionBody(msgspec.Struct, kw_only=True):
+    """The fields of a request to /v1/completions. Null means absent."""
 
     model: str
-    prompts: tuple[str, ...] | tuple[list[int], ...]
-    params: SamplingParams
-    stream: bool
-    include_usage: bool
+    prompt: Raw
+    max_tokens: Annotated[int, _says(minimum=0, maximum=_INT32, default=16)] | None = None
+    min_tokens: Annotated[int, _says(minimum=0, maximum=_INT32)] | None = None
+    temperature: Annotated[float, _says(minimum=0, maximum=100)] | None = None
+    top_p: Annotated[float, _says(exclusiveMinimum=0, maximum=1)] | None = None
+    top_k: Annotated[int, _says(minimum=-1, maximum=_INT32)] | None = None
+    min_p: Annotated[float, _says(minimum=0, maximum=1)] | None = None
+    presence_penalty: Annotated[float, _says(minimum=-2, maximum=2)] | None = None
+    frequency_penalty: Annotated[float, _says(minimum=-2, maximum=2)] | None = None
+    repetition_penalty: Annotated[float, _says(minimum=0.01, maximum=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[int, Annotated[float, _says(minimum=-100, maximum=100)]],
+            _says(maxProperties=MAX_LOGIT_BIAS, propertyNames={"pattern": "^(0|[1-9][0-9]*)$"}),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, _says(minimum=-(2**63), maximum=2**64 - 1)] | None = None
+    stop: (
+        Annotated[str, _says(minLength=1, maxLength=MAX_STOP_CHARS)]
+        | Annotated[
+            list[Annotated[str, _says(minLength=1, maxLength=MAX_STOP_CHARS)]],
+            _says(maxItems=MAX_STOP_STRINGS),
+        ]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[_TokenId], _says(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: (
+        Annotated[list[_TokenId], _says(minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, _says(minLength=1, maxLength=MAX_WORD_CHARS)]],
+            _says(maxItems=MAX_WORDS),
+        ]
+        | None
+    ) = None
+    logprobs: Annotated[int, _says(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, _says(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    n: Annotated[int, _says(minimum=1, maximum=MAX_N)] | None = None
+    best_of: Annotated[int, _says(minimum=1, maximum=MAX_N)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, _says(minimum=-(2**31), maximum=_INT32)] | None = None
+    cache_salt: Annotated[str, _says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)] | None = None
+    user: Raw | None = None
+    metadata: Raw | None = None
+    store: Raw | None = None
+    service_tier: Raw | None = None
+    safety_identifier: Raw | None = None
+    prompt_cache_key: Raw | None = None
+    suffix: Raw | None = None
+    response_format: Raw | None = None
+    structured_outputs: Raw | None = None
+    guided_json: Raw | None = None
+    guided_regex: Raw | None = None
+    guided_choice: Raw | None = None
+    guided_grammar: Raw | None = None
+
+
+HONOURED = frozenset(CompletionBody.__struct_fields__) - NO_EFFECT - frozenset(REFUSED)
 
 
 class Logprobs(msgspec.Struct):
-    """OpenAI's legacy form: four lists, one entry a token."""
+    """OpenAI's legacy form: four lists, one entry a token. The first token of an echoed prompt has
+    nothing before it and so no log-probability."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
+class PromptLogprob(msgspec.Struct):
+    """One entry of vLLM's `prompt_logprobs`: each position maps token ids to these."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
 class Choice(msgspec.Struct):
+    """The last three are there where they were asked for."""
+
     index: int
     text: str
     logprobs: Logprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
 
 
 class Usage(msgspec.Struct):
+    """`prompt_tokens` counts each prompt once, whatever n; details are there for cache hits."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -101,132 +192,72 @@ class Completion(msgspec.Struct):
     created: int
     model: str
     choices: list[Choice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    usage: Usage | UnsetType | None = UNSET
     object: str = "text_completion"
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """A JSON object by RFC 8259; raises ApiError 400 for everything else."""
-    try:
-        value = msgspec.json.decode(body)
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {_why(body, str(error))}") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    return value
+_parser = BodyParser(CompletionBody)
+_anything: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_MAX_NEUTRAL_BYTES = 256
 
 
-def parse_completion(body: dict[str, Any]) -> CompletionRequest:
-    """Raises ApiError 400 that names the field. Null means absent."""
-    fields = {name: value for name, value in body.items() if value is not None}
-    for name, value in fields.items():
-        if name in HONOURED or name in NO_EFFECT:
-            continue
-        if name not in REFUSED:
-            raise _invalid(name, f"unknown field {name[:100]!r}")
-        if not any(_same(value, neutral) for neutral in REFUSED[name]):
-            raise _invalid(name, f"{name}: not supported by this server")
-    for name in ("model", "prompt"):
-        if name not in fields:
-            raise _invalid(name, f"{name}: is required")
-    stream = _boolean(fields, "stream")
-    return CompletionRequest(
-        model=_string(fields, "model"),
-        prompts=_prompts(fields["prompt"]),
-        params=_sampling_params(fields),
-        stream=stream,
-        include_usage=_include_usage(fields.get("stream_options"), stream),
+def parse_completion(body: bytes) -> CompletionBody:
+    """Field types and refused fields; prompts and parameters are read from the result. Raises
+    ApiError 400 that names the field."""
+    fields = _parser.parse(body)
+    for name, neutral in REFUSED.items():
+        raw = getattr(fields, name)
+        if raw is not None and not _is_neutral(raw, name, neutral):
+            raise invalid(name, f"{name}: not supported by this server")
+    if fields.stream_options is not None and not fields.stream:
+        raise invalid("stream_options", "stream_options: only allowed with stream: true")
+    return fields
+
+
+def _is_neutral(raw: Raw, name: str, neutral: tuple[Any, ...]) -> bool:
+    data = bytes(raw)
+    return len(data) <= _MAX_NEUTRAL_BYTES and decode_field(_anything, data, name) in neutral
+
+
+def num_choices(fields: CompletionBody, num_prompts: int) -> int:
+    """n. Raises ApiError 400, also for a best_of that would choose among more."""
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MAX_N:
+        raise invalid("n", f"n: must be between 1 and {MAX_N}, got {n}")
+    if fields.best_of is not None and fields.best_of != n:
+        raise invalid("best_of", f"best_of: must equal n, which is {n}")
+    if n * num_prompts > MAX_CHOICES:
+        raise invalid("n", f"n: {num_prompts} prompts of {n} choices, at most {MAX_CHOICES} in all")
+    return n
+
+
+def completion_schemas(ref_template: str = "#/components/schemas/{name}") -> dict[str, Any]:
+    """JSON schemas by name: CompletionBody, Completion (also of a chunk) and what they refer to."""
+    _, schemas = msgspec.json.schema_components(
+        (CompletionBody, Completion), schema_hook=None, ref_template=ref_template
     )
+    properties = schemas["CompletionBody"]["properties"]
+    schemas["CompletionBody"]["additionalProperties"] = False
+    properties["prompt"] = PROMPT_SCHEMA
+    for name, neutral in REFUSED.items():
+        properties[name] = {"enum": [*neutral, None], "description": "not supported"}
+    for name in NO_EFFECT:
+        properties[name] = {"description": "accepted, no effect"}
+    return schemas
 
 
-def _why(body: bytes, message: str) -> str:
-    if "surrogate" in message or re.search(
-        rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])", body
-    ):
-        return "a string holds a lone surrogate"
-    if re.search(rb"[:\[,]\s*-?(NaN|Infinity)\b", body):
-        return "NaN and Infinity are not numbers in JSON"
-    return message
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _invalid(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param[:100])
-
-
-def _sampling_params(fields: dict[str, Any]) -> SamplingParams:
-    chosen = {name: fields[name] for name in _SAMPLING if name in fields}
-    try:
-        return SamplingParams(
-            **chosen, stop=_stop(fields.get("stop", [])), ignore_eos=_boolean(fields, "ignore_eos")
-        )
-    except ValueError as error:
-        message = str(error)
-        raise _invalid(message.partition(":")[0], message) from None
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise _invalid("stop", "stop: must be a string or a list of strings")
-    if any(len(text) > MAX_STOP_CHARS for text in texts):
-        raise _invalid("stop", f"stop: a string may have at most {MAX_STOP_CHARS} characters")
-    return tuple(texts)
-
-
-def _prompts(value: Any) -> tuple[str, ...] | tuple[list[int], ...]:
-    """String, list of strings, token ids, or list of lists of token ids."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        raise _invalid("prompt", "prompt: must be a string or a list")
-    kinds = set(map(type, value))
-    if kinds == {int}:
-        return (value,)
-    if not (kinds <= {str} or kinds <= {list}):
-        raise _invalid(
-            "prompt",
-            "prompt: must be a string, a list of strings, a list of token ids or a list of those",
-        )
-    if any(set(map(type, item)) - {int} for item in value if isinstance(item, list)):
-        raise _invalid("prompt", "prompt: token ids must be integers")
-    if not value or not all(value):
-        raise _invalid("prompt", "prompt: must not be empty")
-    if len(value) > MAX_PROMPTS:
-        raise _invalid("prompt", f"prompt: at most {MAX_PROMPTS} prompts, got {len(value)}")
-    return tuple(value)
-
-
-def _include_usage(options: Any, stream: bool) -> bool:
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise _invalid("stream_options", "stream_options: must be an object")
-    if not stream:
-        raise _invalid("stream_options", "stream_options: only allowed with stream: true")
-    fields = {name: value for name, value in options.items() if value is not None}
-    for name in fields:
-        if name not in ("include_usage", "continuous_usage_stats"):
-            raise _invalid("stream_options", f"stream_options: unknown field {name[:100]!r}")
-    if _boolean(fields, "continuous_usage_stats", "stream_options."):
-        raise _invalid("stream_options", "stream_options.continuous_usage_stats: not supported")
-    return _boolean(fields, "include_usage", "stream_options.")
-
-
-def _boolean(fields: dict[str, Any], name: str, prefix: str = "") -> bool:
-    value = fields.get(name, False)
-    if not isinstance(value, bool):
-        raise _invalid(prefix + name, f"{prefix}{name}: must be true or false")
-    return value
-
-
-def _string(fields: dict[str, Any], name: str) -> str:
-    value = fields[name]
-    if not isinstance(value, str):
-        raise _invalid(name, f"{name}: must be a string")
-    return value
+_IDS_SCHEMA = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PROMPT_SCHEMA: dict[str, Any] = {
+    "description": "text, texts, token ids or lists of token ids",
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_CHOICES,
+            "items": {"type": "string", "minLength": 1},
+        },
+        _IDS_SCHEMA,
+        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": _IDS_SCHEMA},
+    ],
+}

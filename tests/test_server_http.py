@@ -22,7 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 REFUSALS: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     ("unknown model", {"model": "gpt"}, 404, "model", "the model 'gpt' does not exist"),
     ("unknown field", {"foo": 1}, 400, "foo", "unknown field 'foo'"),
-    ("refused field", {"n": 2}, 400, "n", "n: not supported by this server"),
+    ("refused field", {"suffix": "x"}, 400, "suffix", "suffix: not supported by this server"),
+    ("too many choices", {"prompt": [[5]] * 9, "n": 128}, 400, "n", "9 prompts of 128 choices"),
     ("context", {"max_tokens": 600}, 400, "prompt", "602 tokens, limit 512"),
     ("long text", {"prompt": "a" * 60_000}, 400, "prompt", "60000 characters, more than"),
     ("id too high", {"prompt": [256]}, 400, "prompt", "token id 256 is not in 0 .. 255"),

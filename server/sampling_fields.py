@@ -1,0 +1,124 @@
+"""The sampling fields of a request, over the checkpoint's defaults, as SamplingParams.
+
+Ranges are SamplingParams' own; here is what JSON writes otherwise: words as text, biases by id, and
+what `echo` and `n` ask of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.tokenizer import Tokenizer
+
+from .json_body import invalid
+from .protocol import MAX_STOP_CHARS, MAX_WORD_CHARS, MAX_WORDS, CompletionBody
+
+MANY_IDS = 4096
+
+# As SamplingParams has them.
+_SAME = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "priority",
+    "cache_salt",
+)
+_TUPLES = ("stop_token_ids", "allowed_token_ids")
+
+
+async def sampling_params(
+    fields: CompletionBody, defaults: Mapping[str, Any], tokenizer: Tokenizer, vocab_limit: int
+) -> SamplingParams:
+    """Raises ApiError 400 that names the field. `defaults`: SamplingParams' fields by name."""
+    ids = fields.allowed_token_ids or ()
+    if len(ids) > MANY_IDS or fields.bad_words:
+        return await asyncio.to_thread(_build, fields, defaults, tokenizer, vocab_limit)
+    return _build(fields, defaults, tokenizer, vocab_limit)
+
+
+def of_choice(params: SamplingParams, number: int) -> SamplingParams:
+    """The parameters of the `number`-th of n choices: seeds count up from the request's."""
+    if number == 0 or params.seed is None:
+        return params
+    seed = params.seed + number
+    return replace(params, seed=seed if seed < 2**64 else seed - 2**64)
+
+
+def _build(
+    fields: CompletionBody, defaults: Mapping[str, Any], tokenizer: Tokenizer, vocab_limit: int
+) -> SamplingParams:
+    chosen = dict(defaults)
+    for name in _SAME:
+        value = getattr(fields, name)
+        if value is not None:
+            chosen[name] = value
+    for name in _TUPLES:
+        value = getattr(fields, name)
+        if value is not None:
+            chosen[name] = tuple(value)
+    if fields.logit_bias is not None:
+        chosen["logit_bias"] = tuple(fields.logit_bias.items())
+    chosen["stop"] = _stop(fields.stop)
+    try:
+        if fields.bad_words:
+            chosen["bad_words"] = _bad_words(fields.bad_words, tokenizer)
+        if fields.echo:
+            chosen["prompt_logprobs"] = _echo_logprobs(fields)
+        params = SamplingParams(**chosen)
+        params.check_token_ids(vocab_limit)
+    except ValueError as error:
+        message = str(error)
+        name = message.partition(":")[0]
+        if name not in CompletionBody.__struct_fields__:  # a number too long to be shown
+            name, message = _too_long(chosen)
+        raise invalid(name, message) from None
+    return params
+
+
+def _echo_logprobs(fields: CompletionBody) -> int | None:
+    """Echoed log-probabilities are the prompt's, at least as many as are asked for otherwise. A
+    request for the prompt alone (max_tokens 0) is one for log-probabilities, seen or not."""
+    wanted = [n for n in (fields.logprobs, fields.prompt_logprobs) if n is not None]
+    if not wanted and fields.max_tokens == 0:
+        return 0
+    return max(wanted, default=None)
+
+
+def _stop(value: str | list[str] | None) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value or []
+    if any(len(text) > MAX_STOP_CHARS for text in texts):
+        raise invalid("stop", f"stop: a string may have at most {MAX_STOP_CHARS} characters")
+    return tuple(texts)
+
+
+def _bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    if len(words) > MAX_WORDS:
+        raise invalid("bad_words", f"bad_words: at most {MAX_WORDS} words, got {len(words)}")
+    if any(len(word) > MAX_WORD_CHARS for word in words):
+        raise invalid(
+            "bad_words", f"bad_words: a word may have at most {MAX_WORD_CHARS} characters"
+        )
+    return tokenizer.bad_words(words)
+
+
+def _too_long(chosen: Mapping[str, Any]) -> tuple[str, str]:
+    for name, value in chosen.items():
+        if isinstance(value, int) and abs(value) >= 1 << 64:
+            return name, f"{name}: is out of range"
+    raise AssertionError("an error of SamplingParams that names no field")
