@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +17,7 @@ class Arrays:
     def __init__(self, cupy: Any, seed: int) -> None:
         self.cupy = cupy
         self.rng = np.random.default_rng(seed)
+        self._blocks: dict[tuple[Any, float], Any] = {}
 
     def act(self, *shape: int, scale: float = 1.0) -> Any:
         """Fresh normal bf16 values."""
@@ -38,8 +38,11 @@ class Arrays:
 
     def filled(self, *shape: int, dtype: Any = BF16, scale: float = 1.0) -> Any:
         """A large array: one random block again and again, for timings."""
-        block = self.rng.standard_normal(min(_BLOCK, math.prod(shape)), dtype=np.float32)
-        source = self.cupy.asarray((block * np.float32(scale)).astype(dtype))
+        key = np.dtype(dtype), scale
+        if key not in self._blocks:
+            block = self.rng.standard_normal(_BLOCK, dtype=np.float32)
+            self._blocks[key] = self.cupy.asarray((block * np.float32(scale)).astype(dtype))
+        source = self._blocks[key]
         out = self.cupy.empty(shape, dtype)
         flat = out.reshape(-1)
         for begin in range(0, flat.size, _BLOCK):

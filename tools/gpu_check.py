@@ -1,11 +1,11 @@
-"""Checks and times the CUDA kernels on the GPU of this machine.
+"""Checks the CUDA kernels on the GPU of this machine. (tools/bench_ops.py times them.)
 
     python -m tools.gpu_check [--only SECTION ...] [--seed N] [--out FILE]
 
 Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm` (against float64),
-`invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts and company),
-`time_gemm`, and `time_<op>`. Each runs by itself: one that fails does not stop the others. Prints
-what failed and the tables last, writes everything as JSON, and exits with 1 if anything failed.
+and `invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts and company). Each
+runs by itself: one that fails does not stop the others. Prints what failed and a table last, writes
+everything as JSON, and exits with 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -85,22 +85,11 @@ def counted(results: Any) -> list[dict[str, Any]]:
     return [{"what": what, "differing_rows": n, "ok": n == 0} for what, n in results]
 
 
-def print_tables(results: dict[str, Any]) -> None:
+def print_table(results: dict[str, Any]) -> None:
     for name, section in results.items():
         rows = section["rows"]
-        if not name.startswith("time_"):
-            worst = max((r["error"] for r in rows if "error" in r), default=0.0)
-            print(f"{name:20s} {len(rows):3d} checks, largest error {worst:.2e}")
-    for name, section in results.items():
-        for row in section["rows"] if name.startswith("time_") else ():
-            label = (
-                f"{row['name']} {row['form']} M={row['M']}"
-                if "M" in row
-                else f"{row['op']} {row['size']}"
-            )
-            tile = f"{row['over_bytes']:5.2f}x {row['tile']}" if "tile" in row else ""
-            rates = f"{row['GB/s']:7.0f} GB/s {row['TF/s']:6.1f} TF/s"
-            print(f"{label:42s} {row['us']:9.2f} us {rates} {tile}")
+        worst = max((r["error"] for r in rows if "error" in r), default=0.0)
+        print(f"{name:20s} {len(rows):3d} checks, largest error {worst:.2e}")
 
 
 def main() -> int:
@@ -119,7 +108,6 @@ def main() -> int:
     from tools.gpu_arrays import Arrays
     from tools.gpu_invariance import decode_company, prompt_cuts
     from tools.gpu_op_checks import CHECKS
-    from tools.gpu_op_timings import TIMINGS
 
     seed = options.seed if options.seed is not None else time.time_ns() % 2**32
     arch = f"sm_{cupy.cuda.Device().compute_capability}"
@@ -149,9 +137,6 @@ def main() -> int:
             f"invariance_{name}",
             lambda test=test: counted(test(ops, Arrays(cupy, seed))),
         )
-    report.run("time_gemm", lambda: list(gpu_gemm.timings(gemm, Arrays(cupy, seed))))
-    for name, timing in TIMINGS.items():
-        report.run(f"time_{name}", lambda timing=timing: list(timing(ops, Arrays(cupy, seed))))
 
     out = options.out or Path(os.environ.get("OUT", ROOT / "bench/results")) / "gpu_check.json"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +147,7 @@ def main() -> int:
         "sections": report.results,
     }
     out.write_text(json.dumps(summary, indent=1, default=_plain))
-    print_tables(report.results)
+    print_table(report.results)
     print("\n".join(["FAILED", *report.failures] if report.failures else ["all checks passed"]))
     return 1 if report.failures else 0
 

@@ -1,8 +1,7 @@
-"""GEMM on the GPU: right against float64, equal bits over rows and tiles, and time."""
+"""GEMM on the GPU: right against float64, and equal bits over rows and tiles."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 from deltaserve.engine.ops.cuda.gemm import Gemm, named_tile
 from deltaserve.engine.ops.cuda.loader import KernelLibrary
 from tools.gpu_arrays import Arrays, relative_error
-from tools.gpu_timing import copies_for, graph_microseconds
 
 # Qwen3.5-4B: (weight, form, N, K); N is the number of outputs, of which silu_mul has two rows each.
 SHAPES = (
@@ -25,10 +23,7 @@ SHAPES = (
     ("lm_head", "fp32", 248320, 2560),
 )
 ROWS = (1, 2, 3, 5, 8, 17, 32, 64, 128, 256, 1024, 4096)
-TIMED_ROWS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
 DECODE_ROWS = 256  # partials and logits are made of no more
-READ_BANDWIDTH = 4.5e12
-SEGMENT_STEP = 128
 
 Launch = Callable[[Any, Any, Any], None]
 
@@ -115,30 +110,3 @@ def invariance_of_tiles(kernels: KernelLibrary, gemm: Gemm, a: Arrays) -> Iterat
                 gemm.launch_tile(tile, x[:m], weight, part, n, k, 1)
                 counts[name] += differing_rows(part, whole[:m])
     yield from counts.items()
-
-
-def timings(gemm: Gemm, a: Arrays) -> Iterator[dict[str, Any]]:
-    """A row a shape and M, by the table's tile, in a graph over rotated weights."""
-    for name, form, n, k in SHAPES:
-        rows = 2 * n if form == "silu_mul" else n
-        weights = [a.filled(rows, k, scale=k**-0.5) for _ in range(copies_for(2 * rows * k))]
-        for m in TIMED_ROWS:
-            if form in ("partials", "fp32") and m > DECODE_ROWS:
-                continue
-            x, out = a.act(m, k), output(a, gemm, form, m, n, k)
-            launches = [functools.partial(run, gemm, form, x, w, out) for w in weights]
-            us = graph_microseconds(a.cupy, launches * max(1, 8 // len(weights)))
-            table_form = "fp32" if form == "partials" else form
-            yield {
-                "name": name,
-                "form": form,
-                "N": rows,
-                "K": k,
-                "M": m,
-                "us": us,
-                "GB/s": 2 * rows * k / us / 1e3,
-                "TF/s": 2 * m * rows * k / us / 1e6,
-                "over_bytes": us * 1e-6 * READ_BANDWIDTH / (2 * rows * k),
-                "tile": gemm.tile_name(table_form, n, k, m),
-                "segments": gemm.num_segments(n, k) if form == "partials" else 1,
-            }

@@ -15,9 +15,14 @@ def copies_for(size: int) -> int:
 
 
 def graph_microseconds(
-    cupy: Any, launches: list[Callable[[], None]], min_microseconds: float = 3000.0
+    cupy: Any,
+    launches: list[Callable[[], None]],
+    min_microseconds: float = 3000.0,
+    settle_microseconds: float = 0.0,
 ) -> float:
-    """Mean time of a launch. The launches run once before they are captured, in this order."""
+    """Mean time of a launch. The launches run once before they are captured, in this order; the
+    graph then runs for `settle_microseconds` before it is timed, for after a pause the card's
+    clocks are low."""
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
@@ -38,6 +43,7 @@ def graph_microseconds(
             end.record(stream)
             end.synchronize()
             elapsed = 1000.0 * float(cupy.cuda.get_elapsed_time(start, end))
-            if elapsed >= min_microseconds or replays >= 4096:
+            settle_microseconds -= elapsed
+            if (elapsed >= min_microseconds or replays >= 4096) and settle_microseconds <= 0:
                 return elapsed / replays / len(launches)
-            replays *= 4
+            replays = min(4 * replays, 4096)

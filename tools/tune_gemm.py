@@ -21,16 +21,8 @@ from typing import Any
 
 from tools.gpu_check import ROOT, make_importable
 from tools.gpu_timing import copies_for, graph_microseconds
+from tools.model_shapes import SIZES, hf_text_config
 
-# name -> H, F, rows of qkvzba, rows of qgkv, HV * 128, NQ * 256
-MODELS = {
-    "0.8B": (1024, 3584, 8224, 5120, 2048, 2048),
-    "2B": (2048, 6144, 8224, 5120, 2048, 2048),
-    "4B": (2560, 9216, 12352, 10240, 4096, 4096),
-    "9B": (4096, 12288, 12352, 10240, 4096, 4096),
-    "27B": (5120, 17408, 16480, 14336, 6144, 6144),
-}
-VOCAB = 248_320
 LARGE_M = 8192  # stands for the last bucket
 DECODE_M = 256
 SEGMENT_STEP = 128
@@ -39,9 +31,13 @@ EPS = 1e-6
 
 def shapes_of(model: str) -> list[tuple[str, int, int]]:
     """(form, N, K); "partials" is both the decode form and, as bf16, the prompt's."""
-    h, f, qkvzba, qgkv, value_size, query_size = MODELS[model]
-    narrow = [(h, value_size), (h, query_size), (h, f)]
-    shapes = [("bf16", qkvzba, h), ("bf16", qgkv, h), ("silu_mul", f, h), ("fp32", VOCAB, h)]
+    from deltaserve.engine.config import ModelConfig
+
+    c = ModelConfig.from_hf(hf_text_config(model))
+    h, f, query_size = c.hidden_size, c.intermediate_size, c.num_query_heads * c.head_dim
+    narrow = [(h, c.value_size), (h, query_size), (h, f)]
+    shapes = [("bf16", c.linear_in_size, h), ("bf16", c.attention_in_size, h)]
+    shapes += [("silu_mul", f, h), ("fp32", c.vocab_size, h)]
     shapes += [("partials", n, k) for n, k in narrow] + [("bf16", n, k) for n, k in narrow]
     return list(dict.fromkeys(shapes))
 
@@ -130,7 +126,7 @@ class Tuner:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", default=["4B"], choices=[*MODELS])
+    parser.add_argument("--models", nargs="*", default=["4B"], choices=SIZES)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     make_importable()
