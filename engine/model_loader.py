@@ -128,21 +128,25 @@ def _wants_cuda(config: EngineConfig) -> bool:
 
 
 def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
-    from .ops.cuda.detect import has_usable_gpu
+    from .ops.cuda.detect import check_gpu, find_gpus, has_usable_gpu
     from .ops.cuda.shapes import check_shapes
 
     if not has_usable_gpu():
         raise ValueError("device: cuda needs CuPy (pip install '.[cuda12]') and an NVIDIA GPU")
     check_shapes(model_config, config.block_size, config.max_num_seqs)
     from .ops.cuda.device import CudaDevice
-    from .ops.cuda.loader import KernelLibrary
+    from .ops.cuda.loader import KernelLibrary, read_manifest
     from .ops.cuda.ops import CudaOps, OpsShape, workspace_bytes
 
-    device = CudaDevice(config.device_ordinal)
+    gpus, index = find_gpus(), config.device_ordinal
+    if index >= len(gpus):
+        raise ValueError(f"device_ordinal: {index}, but the GPUs here are 0 to {len(gpus) - 1}")
     try:
-        kernels = KernelLibrary()
-    except FileNotFoundError as error:
+        check_gpu(gpus[index], read_manifest())
+    except (FileNotFoundError, ValueError) as error:
         raise ValueError(f"device: cuda: {error}") from error
+    device = CudaDevice(index)
+    kernels = KernelLibrary()
 
     def shape(max_rows: int, max_tokens: int) -> OpsShape:
         heads = model_config.num_key_heads, model_config.num_value_heads

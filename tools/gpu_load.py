@@ -30,9 +30,13 @@ make_importable()
 from deltaserve.engine import tensor_stream  # noqa: E402
 from deltaserve.engine.checkpoint import find_prefix, read_entries  # noqa: E402
 from deltaserve.engine.config import ModelConfig  # noqa: E402
-from deltaserve.engine.tensor_names import PackedArray, packed_layout  # noqa: E402
+from deltaserve.engine.tensor_names import (  # noqa: E402
+    PackedArray,
+    map_arrays,
+    packed_layout,
+)
 from deltaserve.engine.tensor_stream import RowRead, TensorFile, stream_rows  # noqa: E402
-from deltaserve.engine.weights import load_weights, map_arrays  # noqa: E402
+from deltaserve.engine.weights import load_weights  # noqa: E402
 from tools.model_shapes import hf_text_config  # noqa: E402
 from tools.random_checkpoint import checkpoint_bytes, write_random_checkpoint  # noqa: E402
 

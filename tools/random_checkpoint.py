@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaserve.engine.config import ModelConfig
-from deltaserve.engine.tensor_names import PackedArray, packed_layout
-from deltaserve.engine.weights import map_arrays
+from deltaserve.engine.tensor_names import PackedArray, map_arrays, packed_layout
 
 SHARD_BYTES = 5 << 30
 _BLOCK_VALUES = (1 << 23) - 15  # prime

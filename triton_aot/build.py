@@ -4,21 +4,13 @@
 
 Without --arch: every architecture. Needs no GPU and no torch. What is up to date, by a hash of
 sources and compilers, is kept. Fails, after naming every such kernel, where one needs more shared
-memory than its architecture has, or keeps registers in memory.
-
-manifest.json:
-
-    compilers   name -> version
-    archs       arch -> kernels      name -> file, function, signature (in launch order, without
-                                     constants), constants, threads, shared (bytes), registers,
-                                     stack, global_scratch (bytes a program), hash
-                     -> gemm_tiles   see gemm_tiles.py
+memory than its architecture has, or keeps registers in memory. The manifest's format is in
+manifest.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -36,13 +28,14 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import compile_cuda
 import compile_triton
+import refresh_cuda
 from architectures import MAX_SHARED
 from cuda_sources import CUDA
 from gemm_tiles import read_table
+from manifest import FORMAT, cuda_hash, digest, read_manifest, replace_file, write_manifest
 from variants import Variant, all_variants
 
 HERE = Path(__file__).resolve().parent
-MANIFEST_FORMAT = 1
 MAX_STACK = 128
 """Bytes a thread: a few values outside of the loops may go there (Triton's compilers report the
 stack and not what is spilled); what NVRTC compiles may not spill at all."""
@@ -60,40 +53,23 @@ class Job:
     def name(self) -> str:
         return self.subject if isinstance(self.subject, str) else self.subject.name
 
-    @property
-    def file(self) -> str:
-        return f"cubins/{self.arch}/{self.name.removesuffix('.cu')}.cubin"
-
 
 def run(job: Job, out: Path) -> dict[str, dict[str, Any]]:
     """Compiles one cubin, writes it, and returns its manifest entries by name."""
     if isinstance(job.subject, str):
-        cubin, entries = compile_cuda.compile_file(job.subject, job.arch)
-    else:
-        cubin, entry = compile_triton.compile_variant(job.subject, job.arch)
-        entries = {job.name: entry}
-    path = out / job.file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(cubin)
-    return {name: {"file": job.file, **e, "hash": job.hash} for name, e in entries.items()}
-
-
-def digest(*parts: str | bytes) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        total.update(len(data).to_bytes(8, "little") + data)
-    return total.hexdigest()[:32]
+        return refresh_cuda.compile_source(job.subject, job.arch, out)
+    cubin, entry = compile_triton.compile_variant(job.subject, job.arch)
+    file = f"cubins/{job.arch}/{job.name}.cubin"
+    replace_file(out / file, cubin)
+    return {job.name: {"file": file, **entry, "hash": job.hash}}
 
 
 def plan(arch: str, candidates: bool, compilers: dict[str, str]) -> Iterator[Job]:
     """Everything to be compiled for an architecture. The hash of a cubin covers its source, what
     the source includes, the code here that compiles it, and the compilers."""
-    tools = json.dumps(compilers, sort_keys=True)
-    headers = b"".join(p.read_bytes() for p in sorted((CUDA / "include").glob("*")))
-    how = (HERE / "compile_cuda.py").read_bytes() + (HERE / "cuda_sources.py").read_bytes()
     for path in sorted(CUDA.glob("*.cu")):
-        yield Job(arch, path.name, digest(arch, tools, how, headers, path.read_bytes()))
+        yield Job(arch, path.name, digest(arch, compilers["nvrtc"], cuda_hash(path.name)))
+    tools = json.dumps(compilers, sort_keys=True)
     how = (HERE / "compile_triton.py").read_bytes()
     for variant in all_variants(arch, candidates):
         modules = (variant.module, "varlen")
@@ -116,20 +92,12 @@ def complaints(arch: str, kernels: dict[str, dict[str, Any]]) -> list[str]:
     return found
 
 
-def read_manifest(out: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((out / "manifest.json").read_text())
-    except FileNotFoundError:
-        return {}
-    return manifest if manifest.get("format") == MANIFEST_FORMAT else {}
-
-
 def build(archs: list[str], out: Path, candidates: bool, jobs: int) -> list[str]:
     """Brings `out` up to date for `archs`; keeps other architectures. Returns what is wrong."""
     compilers = compile_triton.versions() | compile_cuda.versions()
     old = read_manifest(out)
     known = old.get("archs", {}) if old.get("compilers") == compilers else {}
-    manifest = {"format": MANIFEST_FORMAT, "compilers": compilers, "archs": dict(known)}
+    manifest = {"format": FORMAT, "compilers": compilers, "archs": dict(known)}
     work: dict[str, list[Job]] = {}
     kept: dict[str, dict[str, Any]] = {}
     for arch in archs:
@@ -163,7 +131,7 @@ def build(archs: list[str], out: Path, candidates: bool, jobs: int) -> list[str]
             }
             print(f"{arch}: {len(kernels)} kernels, {time.monotonic() - began:.1f} s", flush=True)
     remove_strays(out, manifest)
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    write_manifest(out, manifest)
     return wrong
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...data_files import find_data_dir
+from .checkout import refresh_cuda_kernels
+from .detect import check_gpu, find_gpus
 from .kernels import Grid
 
 Array = Any
@@ -69,13 +71,12 @@ class KernelLibrary:
         self._cupy = cupy
         self._folder = folder or find_data_dir("triton_aot")
         device = cupy.cuda.Device()
+        gpu = find_gpus()[device.id]
+        check_gpu(gpu, read_manifest(self._folder))
+        if folder is None:
+            refresh_cuda_kernels(self._folder, gpu.arch)
         manifest = read_manifest(self._folder)
-        self.arch = f"sm_{device.compute_capability}"
-        if self.arch not in manifest["archs"]:
-            raise ValueError(
-                f"this GPU is {self.arch}; kernels are compiled for "
-                f"{', '.join(sorted(manifest['archs']))}"
-            )
+        self.arch = gpu.arch
         own = manifest["archs"][self.arch]
         self._entries: dict[str, dict[str, Any]] = own["kernels"]
         self.gemm_tiles: dict[str, Any] = own["gemm_tiles"]
