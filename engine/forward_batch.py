@@ -158,6 +158,17 @@ class SampleBatch:
     masks: Array | None = None
 
 
+@dataclass(frozen=True)
+class SlotFeatures:
+    """What `SampleBatch.features` follow from, on the host, by state slot; both int32 [slots].
+
+    `features` without STOPS_FORBIDDEN, which rows below `first_stop_positions` have.
+    """
+
+    features: npt.NDArray[np.int32]
+    first_stop_positions: npt.NDArray[np.int32]
+
+
 def mask_words(vocab: int) -> int:
     """32-bit words of a row that has a bit for each id."""
     return -(-vocab // 32)
@@ -236,16 +247,21 @@ def _initial_slot(prefill: ScheduledPrefill) -> int:
     return prefill.state_slot if prefill.start > 0 else -1
 
 
-def sample_columns(batch: ScheduledBatch, num_rows: int) -> npt.NDArray[np.int32]:
-    """rows, state_slots and positions [3, num_rows] in the order of `batch.sampled`; rows past
-    those are padding: -1."""
+def sample_columns(
+    batch: ScheduledBatch, num_rows: int, slots: SlotFeatures
+) -> npt.NDArray[np.int32]:
+    """rows, state_slots, positions and features [4, num_rows] in the order of `batch.sampled`;
+    rows past those are padding: -1."""
     rows = [(row, d.state_slot, d.position + 1) for row, d in enumerate(batch.decodes) if d.sample]
     first = len(batch.decodes)
     ends = (p for p in batch.prefills if p.sample)
     rows += [(first + i, p.state_slot, p.end) for i, p in enumerate(ends)]
-    columns = np.full((3, num_rows), -1, np.int32)
+    columns = np.full((4, num_rows), -1, np.int32)
     if rows:
-        columns[:, : len(rows)] = np.array(rows, np.int32).T
+        columns[:3, : len(rows)] = np.array(rows, np.int32).T
+        _, state_slots, positions, features = columns[:, : len(rows)]
+        forbidden = positions < slots.first_stop_positions[state_slots]
+        features[...] = slots.features[state_slots] | STOPS_FORBIDDEN * forbidden
     return columns
 
 

@@ -120,6 +120,7 @@ class LLMEngine:
                 f"the prompt has token id {low if low < 0 else high}; the model's ids are 0 to "
                 f"{self.vocab_limit - 1}"
             )
+        params.check_token_ids(self.vocab_limit)
         sequence = Sequence(
             request_id=request_id,
             prompt_ids=tuple(prompt_ids),

@@ -58,7 +58,7 @@ class HostOutputs:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """What a step sampled, in the order of `ScheduledBatch.sampled`. Id -1: a failed row."""
+    """What a step sampled, in the order of `ScheduledBatch.sampled`. Ids below 0: failed rows."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
@@ -131,7 +131,7 @@ class ModelRunner:
         self._logits_hook = logits_hook
         rows = capacity.num_state_slots
         self._inputs = device.step_inputs(step_input_bytes(capacity))
-        self._sampler = Sampler(rows, device, self._inputs)
+        self._sampler = Sampler(rows, model_config.vocab_size, device, self._inputs)
         self._logits = device.empty((rows, model_config.vocab_size), "float32")
         self._out_ids = device.empty((rows,), "int32")
         self._out_logprobs = device.empty((rows,), "float32")
@@ -149,7 +149,7 @@ class ModelRunner:
             self._out_top_logprobs,
         )
         self._num_submitted = 0
-        passes = self._inputs, self._decode, self._sample, self._sampler.params, self.vocab_limit
+        passes = self._inputs, self._decode, self._sample, self._sampler, self.vocab_limit
         self._passes = (
             GraphPasses(*passes, device, rows)
             if cuda_graph and device.has_graphs

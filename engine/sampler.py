@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .device import Device, StepInputs
-from .forward_batch import SampleParams
+from .forward_batch import SampleParams, SlotFeatures
+from .logit_adjustments import AdjustmentState, AdjustmentUpdate, adjustment_bytes
 from .ops.base import Ops
 from .sequence import Sequence
 
@@ -21,13 +22,17 @@ class ParamsUpdate:
 
     state_slots: Array
     values: SampleParams
+    adjustments: AdjustmentUpdate | None
 
 
 class Sampler:
     """Owns the parameter arrays. `prepare` runs on the host, `apply` within the step's work."""
 
-    def __init__(self, num_state_slots: int, device: Device, inputs: StepInputs) -> None:
+    def __init__(
+        self, num_state_slots: int, vocab_size: int, device: Device, inputs: StepInputs
+    ) -> None:
         self._inputs = inputs
+        self._adjustments = AdjustmentState(num_state_slots, vocab_size, device, inputs)
         shape = (num_state_slots,)
         self.params = SampleParams(
             temperature=device.zeros(shape, "float32"),
@@ -36,7 +41,13 @@ class Sampler:
             top_k=device.zeros(shape, "int32"),
             seed=device.zeros(shape, "uint64"),
             num_logprobs=device.zeros(shape, "int32"),
+            adjustments=self._adjustments.arrays,
         )
+
+    @property
+    def features(self) -> SlotFeatures:
+        """After `prepare` of all sequences that hold a slot."""
+        return self._adjustments.features
 
     def prepare(self, admitted: tuple[Sequence, ...]) -> ParamsUpdate | None:
         if not admitted:
@@ -58,6 +69,7 @@ class Sampler:
                     np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32)
                 ),
             ),
+            adjustments=self._adjustments.prepare(admitted),
         )
 
     def apply(self, update: ParamsUpdate, ops: Ops) -> None:
@@ -68,3 +80,10 @@ class Sampler:
         ops.scatter(values.top_k, slots, self.params.top_k)
         ops.scatter(values.seed, slots, self.params.seed)
         ops.scatter(values.num_logprobs, slots, self.params.num_logprobs)
+        if update.adjustments is not None:
+            self._adjustments.apply(update.adjustments, ops)
+
+
+def sampling_state_bytes(num_state_slots: int, vocab_size: int) -> int:
+    """Device memory that a `Sampler` takes: its few numbers a slot, and the adjustments."""
+    return num_state_slots * (5 * 4 + 8) + adjustment_bytes(num_state_slots, vocab_size)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from .sampling_params import SamplingParams
@@ -52,6 +53,12 @@ class Sequence:
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0  # issued, maybe not read yet; a replay does not repeat them
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # read, not yet handed out
+
+    @cached_property
+    def ending_ids(self) -> frozenset[int]:
+        """Ids that end the sequence: the model's, unless they are to be ignored, and its own."""
+        own = frozenset(self.params.stop_token_ids)
+        return own if self.params.ignore_eos else self.stop_ids | own
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -11,6 +11,12 @@ from collections.abc import Sequence as SequenceOf
 from .scheduled_batch import ScheduledBatch
 from .sequence import FinishReason, RequestOutput, Sequence, SequenceStatus, TokenLogprobs
 
+_ROW_ERRORS = {
+    -1: "the logits were not finite",
+    -2: "allowed_token_ids, bad_words and min_tokens together leave no token that may be sampled",
+}
+"""By what `Ops.sample` gives in place of an id."""
+
 
 def step_outputs(
     batch: ScheduledBatch,
@@ -25,7 +31,7 @@ def step_outputs(
         if seq.status is SequenceStatus.FINISHED:
             continue
         if entries is None:
-            yield seq, _failed(seq)
+            yield seq, _failed(seq, _ROW_ERRORS[-1])
         else:
             seq.prompt_logprobs.extend(entries)
     for p in batch.prefills:
@@ -40,13 +46,12 @@ def step_outputs(
 
 def _append_token(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> RequestOutput:
     if token_id < 0:
-        return _failed(seq)
+        return _failed(seq, _ROW_ERRORS[token_id])
     seq.output_ids.append(token_id)
-    params = seq.params
     finish_reason, stop_id = None, None
-    if (token_id in seq.stop_ids and not params.ignore_eos) or token_id in params.stop_token_ids:
+    if token_id in seq.ending_ids:
         finish_reason, stop_id = FinishReason.STOP, token_id
-    elif len(seq.output_ids) == params.max_tokens:
+    elif len(seq.output_ids) == seq.params.max_tokens:
         finish_reason = FinishReason.LENGTH
     entries = () if logprobs is None else (logprobs,)
     if len(seq.output_ids) > 1:
@@ -70,8 +75,7 @@ def _end_of_prompt(seq: Sequence) -> RequestOutput:
     )
 
 
-def _failed(seq: Sequence) -> RequestOutput:
-    error = "the logits were not finite"
+def _failed(seq: Sequence, error: str) -> RequestOutput:
     return RequestOutput(seq.request_id, (), finish_reason=FinishReason.ERROR, error=error)
 
 

@@ -11,7 +11,7 @@ runs later in stream order:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,11 @@ from .device import Device, Graph, StepInputs
 from .forward_batch import (
     DecodeBatch,
     SampleBatch,
-    SampleParams,
     build_decode_batch,
     decode_columns,
     sample_columns,
 )
+from .sampler import Sampler
 from .scheduled_batch import ScheduledBatch, ScheduledDecode
 
 Array = Any
@@ -40,13 +40,13 @@ class StepPasses:
         inputs: StepInputs,
         decode: Callable[[DecodeBatch], None],
         sample: Callable[[SampleBatch], None],
-        params: SampleParams,
+        sampler: Sampler,
         vocab_limit: int,
     ) -> None:
         self._inputs = inputs
         self._run_decode = decode
         self._run_sample = sample
-        self._params = params
+        self._sampler = sampler
         self._vocab_limit = vocab_limit
 
     def decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
@@ -56,10 +56,15 @@ class StepPasses:
 
     def sample(self, batch: ScheduledBatch) -> Work:
         """Of the rows of logits that the step samples; there is at least one."""
-        columns = sample_columns(batch, len(batch.sampled))
-        rows, slots, positions = map(self._inputs.upload, columns)
-        sampled = SampleBatch(rows, slots, positions, self._params, self._vocab_limit)
+        columns = sample_columns(batch, len(batch.sampled), self._sampler.features)
+        sampled = self._sample_batch(map(self._inputs.upload, columns))
         return lambda: self._run_sample(sampled)
+
+    def _sample_batch(self, columns: Iterable[Array]) -> SampleBatch:
+        """`columns` as `sample_columns` orders them."""
+        rows, slots, positions, features = columns
+        params, limit = self._sampler.params, self._vocab_limit
+        return SampleBatch(rows, slots, positions, params, limit, features)
 
 
 class GraphPasses(StepPasses):
@@ -71,27 +76,26 @@ class GraphPasses(StepPasses):
         inputs: StepInputs,
         decode: Callable[[DecodeBatch], None],
         sample: Callable[[SampleBatch], None],
-        params: SampleParams,
+        sampler: Sampler,
         vocab_limit: int,
         device: Device,
         max_rows: int,
     ) -> None:
-        super().__init__(inputs, decode, sample, params, vocab_limit)
+        super().__init__(inputs, decode, sample, sampler, vocab_limit)
         self._buckets = row_buckets(max_rows)
         self._decode_inputs = inputs.reserve((3, max_rows), np.int32)
-        self._sample_inputs = inputs.reserve((3, max_rows), np.int32)
+        self._sample_inputs = inputs.reserve((4, max_rows), np.int32)
         slot_mapping = device.empty((max_rows,), "int32")
         self._decode_graphs: dict[int, Graph] = {}
         self._sample_graphs: dict[int, Graph] = {}
         inputs.begin()
         inputs.fill(self._decode_inputs, decode_columns((), max_rows))
-        inputs.fill(self._sample_inputs, np.full((3, max_rows), -1, np.int32))
+        inputs.fill(self._sample_inputs, np.full((4, max_rows), -1, np.int32))
         inputs.flush()
         for rows in reversed(self._buckets):
             ids, positions, slots = (column[:rows] for column in self._decode_inputs)
             decodes = DecodeBatch(ids, positions, slots, slot_mapping[:rows])
-            sources, slots, positions = (column[:rows] for column in self._sample_inputs)
-            sampled = SampleBatch(sources, slots, positions, params, vocab_limit)
+            sampled = self._sample_batch(column[:rows] for column in self._sample_inputs)
             decode(decodes)
             self._decode_graphs[rows] = device.capture(partial(decode, decodes))
             sample(sampled)
@@ -104,7 +108,9 @@ class GraphPasses(StepPasses):
 
     def sample(self, batch: ScheduledBatch) -> Work:
         max_rows = self._sample_inputs.shape[1]
-        self._inputs.fill(self._sample_inputs, sample_columns(batch, max_rows))
+        self._inputs.fill(
+            self._sample_inputs, sample_columns(batch, max_rows, self._sampler.features)
+        )
         return self._sample_graphs[self._bucket(len(batch.sampled))].launch
 
     def _bucket(self, rows: int) -> int:
