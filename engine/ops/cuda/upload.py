@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 Array = Any
 
-BUFFER_BYTES = 16 << 20
+BUFFER_BYTES = 4 << 20
 NUM_BUFFERS = 16
+"""Pinning takes 0.4 s a GiB, so few; larger ones or more were slower on 4B (tools/gpu_load.py)."""
 MAX_READERS = 8
 
 
