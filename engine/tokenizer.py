@@ -93,6 +93,14 @@ class Tokenizer:
             end += PIECE_CHARS - 2
         return self.encode(text[start:]), len(text)
 
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """What `add_special_tokens` puts before and after the ids of a text."""
+        plain, full = self.encode("a"), self.encode("a", add_special_tokens=True)
+        for start in range(len(full) - len(plain) + 1):
+            if full[start : start + len(plain)] == plain:
+                return full[:start], full[start + len(plain) :]
+        raise AssertionError("a post-processor that changes the text's own tokens")
+
     def bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """For `SamplingParams.bad_words`: each word as it stands at the start of a text and, where
         one token begins it there too, after a space (vLLM's rule). ValueError for an empty word."""

@@ -16,6 +16,7 @@ from .completions import completions
 from .errors import ApiError, JsonResponse
 from .metrics import metrics
 from .state import ServerState
+from .tokenize import detokenize, tokenize, tokenizer_info
 from .version import version
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -26,6 +27,9 @@ def create_app(state: ServerState) -> Starlette:
     app = Starlette(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+            Route("/tokenizer_info", tokenizer_info),
             Route("/v1/models", list_models),
             Route("/v1/models/{id:path}", get_model),
             Route("/health", health),

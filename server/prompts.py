@@ -62,26 +62,48 @@ async def read_prompts(raw: msgspec.Raw, limits: PromptLimits) -> list[Prompt]:
 
 async def encode(tokenizer: Tokenizer, text: str, limits: PromptLimits) -> list[int]:
     """Raises ApiError 400 as soon as the text is known to have more tokens than the context."""
-    if len(text) <= SHORT_CHARS:
-        return tokenizer.encode(text)
     if len(text) > limits.max_chars:
         raise invalid(
             "prompt",
             f"the prompt has {len(text)} characters, more than the context length of "
             f"{limits.max_tokens} tokens can hold",
         )
-    ids: list[int] = []
-    start = 0
-    while start < len(text):
-        piece, start = await asyncio.to_thread(tokenizer.encode_piece, text, start)
-        ids += piece
-        if len(ids) > limits.max_tokens and start < len(text):
-            raise invalid(
-                "prompt",
-                f"the first {start} of the prompt's {len(text)} characters are {len(ids)} tokens, "
-                f"more than the context length of {limits.max_tokens} tokens",
-            )
+    ids, end = await encode_until(tokenizer, text, limits.max_tokens)
+    if end < len(text):
+        raise invalid(
+            "prompt",
+            f"the first {end} of the prompt's {len(text)} characters are {len(ids)} tokens, "
+            f"more than the context length of {limits.max_tokens} tokens",
+        )
     return ids
+
+
+async def encode_until(tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[list[int], int]:
+    """(ids, how many characters they are): all, or those after which there are too many ids."""
+    if len(text) <= SHORT_CHARS:
+        return tokenizer.encode(text), len(text)
+    ids: list[int] = []
+    end = 0
+    while end < len(text) and len(ids) <= max_tokens:
+        piece, end = await asyncio.to_thread(tokenizer.encode_piece, text, end)
+        ids += piece
+    return ids, end
+
+
+def read_text(raw: msgspec.Raw) -> str:
+    """A prompt that must be a string, maybe empty. Raises ApiError 400."""
+    text: str = decode_field(_text, raw, "prompt")
+    return text
+
+
+async def read_ids(raw: msgspec.Raw, name: str, max_ids: int, vocab_limit: int) -> list[int]:
+    """Token ids, maybe none, in the field `name`. Raises ApiError 400."""
+    data = bytes(raw)
+    if data.count(b",") >= max_ids:
+        raise invalid(name, f"{name}: more than {max_ids} ids")
+    if len(data) <= SHORT_BYTES:
+        return _decode_ids(data, name, vocab_limit)
+    return await asyncio.to_thread(_decode_ids, data, name, vocab_limit)
 
 
 def _read(data: bytes, limits: PromptLimits) -> list[Prompt]:
@@ -122,25 +144,22 @@ def _read_ids(data: bytes, limits: PromptLimits) -> list[int]:
             f"the prompt has {num_tokens} tokens, more than the context length of "
             f"{limits.max_tokens} tokens",
         )
-    try:
-        ids: list[int] = _ids.decode(data)
-    except msgspec.ValidationError as error:
-        raise invalid("prompt", _ids_problem(str(error))) from None
-    except (msgspec.DecodeError, RecursionError):
-        raise invalid("prompt", _FORMS) from None
+    ids = _decode_ids(data, "prompt", limits.vocab_limit)
     if not ids:
         raise _empty()
-    for token_id in (min(ids), max(ids)):
-        if not 0 <= token_id < limits.vocab_limit:
-            shown = token_id if abs(token_id) < 1 << 128 else "of more than 128 bits"
-            raise invalid(
-                "prompt", f"prompt: token id {shown} is not in 0 .. {limits.vocab_limit - 1}"
-            )
     return ids
 
 
-def _ids_problem(problem: str) -> str:
-    return "prompt: token ids must be integers" if "Expected `int`" in problem else _FORMS
+def _decode_ids(data: bytes, name: str, vocab_limit: int) -> list[int]:
+    try:
+        ids: list[int] = _ids.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        raise invalid(name, f"{name}: token ids must be integers in a list") from None
+    for token_id in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token_id < vocab_limit:
+            shown = token_id if abs(token_id) < 1 << 128 else "of more than 128 bits"
+            raise invalid(name, f"{name}: token id {shown} is not in 0 .. {vocab_limit - 1}")
+    return ids
 
 
 def _empty() -> ApiError:

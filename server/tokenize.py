@@ -1,0 +1,136 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer over HTTP, in vLLM's shapes.
+
+With them an evaluation harness needs no tokenizer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .errors import ApiError, JsonResponse
+from .json_body import BodyParser, invalid
+from .prompts import encode_until, read_ids, read_text
+from .request_body import read_json_body
+from .state import ServerState
+from .streaming import until_disconnect
+
+MAX_IDS = 1 << 20
+"""A text may have more tokens than the context, and so many more."""
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """`messages` is a chat; the rest is vLLM's."""
+
+    model: str | None = None
+    prompt: Raw | None = None
+    messages: Raw | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokenized(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    tokens: Raw
+    model: str | None = None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
+_tokenize_parser = BodyParser(TokenizeBody)
+_detokenize_parser = BodyParser(DetokenizeBody)
+
+
+async def tokenize(request: Request) -> Response:
+    """A text longer than the context is counted all the same."""
+    state = _ready(request)
+    fields = _tokenize_parser.parse(await read_json_body(request, state.max_body_bytes))
+    _check_model(state, fields.model)
+    return await until_disconnect(request.receive, _tokenize(state, fields))
+
+
+async def detokenize(request: Request) -> Response:
+    state = _ready(request)
+    fields = _detokenize_parser.parse(await read_json_body(request, state.max_body_bytes))
+    _check_model(state, fields.model)
+    return await until_disconnect(request.receive, _detokenize(state, fields))
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """tokenizer_config.json with special tokens as plain text, and the chat template."""
+    state = _ready(request)
+    assert state.tokenizer is not None
+    return JsonResponse(await asyncio.to_thread(read_tokenizer_info, state.tokenizer.directory))
+
+
+def read_tokenizer_info(directory: Path) -> dict[str, Any]:
+    """Missing or unreadable files say nothing; `tokenizer_class` is always there."""
+    info: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        info |= json.loads((directory / "tokenizer_config.json").read_bytes())
+    for name, value in info.items():
+        if name.endswith("_token") and isinstance(value, dict):
+            info[name] = value.get("content")
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        info["chat_template"] = template.read_text(errors="replace")
+    return info
+
+
+def _ready(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    if state.unavailable is not None:
+        raise ApiError(503, state.unavailable, headers={"Retry-After": "1"})
+    return state
+
+
+def _check_model(state: ServerState, name: str | None) -> None:
+    if name is not None and name not in state.served_names:
+        raise ApiError(404, f"the model {name[:100]!r} does not exist", "model", "model_not_found")
+
+
+async def _tokenize(state: ServerState, fields: TokenizeBody) -> Response:
+    facts, tokenizer = state.engine.facts, state.tokenizer
+    assert facts is not None and tokenizer is not None
+    if fields.messages is not None:
+        raise invalid("messages", "messages: not supported by this server")
+    if fields.prompt is None:
+        raise invalid("prompt", "prompt: is required")
+    max_model_len = facts.capacity.max_model_len
+    limit = max(max_model_len, MAX_IDS)
+    text = read_text(fields.prompt)
+    ids, end = await encode_until(tokenizer, text, limit)
+    if end < len(text):
+        raise invalid("prompt", f"prompt: more than {limit} tokens")
+    if fields.add_special_tokens is not False:
+        before, after = tokenizer.affixes()
+        ids = [*before, *ids, *after]
+    strings = None
+    if fields.return_token_strs:
+        strings = await asyncio.to_thread(lambda: [*map(tokenizer.vocabulary_entry, ids)])
+    return JsonResponse(Tokenized(len(ids), max_model_len, ids, strings))
+
+
+async def _detokenize(state: ServerState, fields: DetokenizeBody) -> Response:
+    facts, tokenizer = state.engine.facts, state.tokenizer
+    assert facts is not None and tokenizer is not None
+    limit = max(facts.capacity.max_model_len, MAX_IDS)
+    ids = await read_ids(fields.tokens, "tokens", limit, tokenizer.vocab_limit)
+    text = await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)
+    return JsonResponse(Detokenized(text))
