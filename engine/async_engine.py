@@ -24,18 +24,20 @@ from .sequence import FinishReason, RequestOutput
 logger = logging.getLogger(__name__)
 
 STATS_TIMEOUT_S = 5.0
+STEP_TIMEOUT_S = {"cuda": 30.0, "cpu": 300.0}
+"""A step that takes longer is stuck. A CPU may honestly take minutes over a large model's step."""
 
 
 class AsyncEngine:
     """One client of one engine process. Used from one event loop.
 
     `step_timeout`: seconds with work queued and no step after which the engine counts as stuck;
-    it must be well over the second between two heartbeats.
+    it must be well over the second between two heartbeats. None: by the engine's device.
 
     `facts` is set once the model is ready; `unavailable` says why nothing can be answered, if so.
     """
 
-    def __init__(self, process: EngineProcess, step_timeout: float = 30.0) -> None:
+    def __init__(self, process: EngineProcess, step_timeout: float | None = None) -> None:
         self.facts: msg.Ready | None = None
         self.loading = msg.Loading("starting the engine", 0, 0)
         self.draining = False
@@ -100,6 +102,13 @@ class AsyncEngine:
         if self._death is not None:
             return self._death
         return "the engine is stuck: it has work and makes no step" if self._stuck else None
+
+    @property
+    def step_timeout(self) -> float:
+        """Seconds; that of a GPU until the engine is ready, which no step is made before."""
+        if self._step_timeout is not None:
+            return self._step_timeout
+        return STEP_TIMEOUT_S["cuda" if self.facts is None else self.facts.device_name]
 
     @property
     def num_open(self) -> int:
@@ -249,7 +258,7 @@ class AsyncEngine:
 
     async def _watch(self) -> None:
         await self.ready_or_dead.wait()
-        timeout = self._step_timeout
+        timeout = self.step_timeout
         while self._death is None:
             await asyncio.sleep(min(1.0, timeout / 4))
             was_stuck, self._stuck = self._stuck, self._is_stuck(timeout)

@@ -39,6 +39,9 @@ class Engine(Protocol):
     def vocab_limit(self) -> int: ...
 
     @property
+    def device_name(self) -> str: ...
+
+    @property
     def has_work(self) -> bool: ...
 
     @property
@@ -100,7 +103,7 @@ class EngineLoop:
     def run(self, engine: Engine) -> int:
         """Serves until Shutdown; returns the exit code of the process."""
         self._engine = engine
-        self._status = msg.Ready(engine.capacity, engine.vocab_limit)
+        self._status = msg.Ready(engine.capacity, engine.vocab_limit, engine.device_name)
         self._broadcast(self._status)
         while not self._stopping:
             self._heartbeat(engine)

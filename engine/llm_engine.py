@@ -73,6 +73,7 @@ class LLMEngine:
         self.capacity: Capacity = self._runner.capacity
         self.vocab_limit: int = self._runner.vocab_limit
         """Prompt ids must be below it; sampled ids are."""
+        self.device_name: str = self._runner.device_name
         self.end_ids = tokenizer.end_ids | frozenset(self.model_config.eos_token_ids)
         self._scheduler = Scheduler(self.capacity)
         self._in_flight: tuple[ScheduledBatch, SubmittedStep] | None = None

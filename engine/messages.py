@@ -67,6 +67,7 @@ class Ready(Message):
 
     capacity: Capacity
     vocab_limit: int  # prompt ids are below it
+    device_name: str  # "cpu" or "cuda"
 
 
 class Failed(Message):

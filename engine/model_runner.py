@@ -128,6 +128,7 @@ class ModelRunner:
         self.capacity = capacity
         self.model_config = model_config
         self.vocab_limit = min(vocab_limit, model_config.vocab_size)
+        self.device_name = device.name
         self._logits_hook = logits_hook
         rows = capacity.num_state_slots
         self._inputs = device.step_inputs(step_input_bytes(capacity))

@@ -17,9 +17,6 @@ from .version import version
 if TYPE_CHECKING:
     from .lifecycle import ServerOptions
 
-# A step that takes longer is stuck. A CPU may honestly take minutes over a large model's step.
-GPU_STEP_TIMEOUT_S = 30.0
-CPU_STEP_TIMEOUT_S = 300.0
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ENGINE_FLAGS = (
@@ -192,7 +189,6 @@ def _server_options(args: argparse.Namespace) -> ServerOptions:
         port=args.port,
         max_body_bytes=args.max_body_bytes,
         shutdown_timeout=args.shutdown_timeout,
-        step_timeout=GPU_STEP_TIMEOUT_S if args.device == "cuda" else CPU_STEP_TIMEOUT_S,
     )
 
 

@@ -45,7 +45,7 @@ class ServerOptions:
     port: int
     max_body_bytes: int
     shutdown_timeout: float
-    step_timeout: float
+    step_timeout: float | None = None  # see AsyncEngine
     generation_config: Literal["auto", "none"] = "auto"
 
 

@@ -37,6 +37,7 @@ class Script:
     max_running: int = 4
     max_queue: int = 4
     max_model_len: int = 512
+    device_name: str = "cpu"
 
 
 @dataclass
@@ -61,6 +62,10 @@ class ScriptedEngine:
             prefill_chunk=64,
             max_queue=self.script.max_queue,
         )
+
+    @property
+    def device_name(self) -> str:
+        return self.script.device_name
 
     @property
     def open_sequences(self) -> list[Sequence]:

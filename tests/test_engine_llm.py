@@ -13,6 +13,7 @@ import pytest
 
 from deltaserve.engine import LLM, Completion, SamplingParams
 from deltaserve.engine.llm_engine import LLMEngine
+from deltaserve.engine.ops.cuda import detect
 from deltaserve.engine.ops.numpy.sampling import draw_id, random_bits
 from deltaserve.engine.request_queue import QueueFullError, RequestTooLargeError
 from deltaserve.engine.sequence import FinishReason
@@ -281,7 +282,10 @@ def test_progress_reports_loading(directory: Path) -> None:
     assert weights[-1][0] == weights[-1][1] > 0
 
 
-def test_cuda_is_refused_in_words(directory: Path) -> None:
+def test_cuda_is_refused_in_words_where_there_is_none(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "find_gpus", list)
     with pytest.raises(ValueError, match=r"device.*cuda"):
         LLMEngine(dataclasses.replace(engine_config(directory), device="cuda"))
 

@@ -33,7 +33,7 @@ def params(max_tokens: int = 5) -> SamplingParams:
 
 @asynccontextmanager
 async def running(
-    script: Script, crash_dir: Path | None = None, step_timeout: float = 30.0
+    script: Script, crash_dir: Path | None = None, step_timeout: float | None = None
 ) -> AsyncIterator[AsyncEngine]:
     engine = AsyncEngine(EngineProcess(script, build_scripted_engine, crash_dir), step_timeout)
     await engine.start()
@@ -188,6 +188,14 @@ async def test_a_stuck_step_fails_open_requests() -> None:
         with pytest.raises(EngineUnavailable, match="stuck"):
             await anext(request)
         assert engine.broken is not None and "stuck" in engine.broken
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 300.0), ("cuda", 30.0)])
+async def test_the_device_that_was_found_sets_when_a_step_is_stuck(
+    device: str, seconds: float
+) -> None:
+    async with running(Script(device_name=device)) as engine:
+        assert engine.step_timeout == seconds
 
 
 async def test_an_idle_engine_keeps_its_clock_fresh() -> None:
