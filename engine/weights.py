@@ -8,9 +8,8 @@ The host holds the device's staging buffers beside the arrays of the backend its
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from .json_section import CheckpointError
 from .models.weights_layout import ModelWeights
 from .progress import Progress
 from .safetensors_header import TensorEntry
-from .tensor_names import LM_HEAD, PackedArray, Piece, packed_layout
+from .tensor_names import LM_HEAD, PackedArray, Piece, map_arrays, packed_layout
 from .tensor_stream import RowRead, RowTarget, TensorFile, stream_rows
 
 Array = Any
@@ -94,16 +93,6 @@ def load_weights(
     weights = map_arrays(layout, arrays.__getitem__)
     assert isinstance(weights, ModelWeights)
     return weights
-
-
-def map_arrays(tree: Any, leaf: Callable[[PackedArray], Any]) -> Any:
-    """The same dataclasses and tuples with `leaf(array)` in the place of each PackedArray."""
-    if isinstance(tree, PackedArray):
-        return leaf(tree)
-    if isinstance(tree, tuple):
-        return tuple(map_arrays(item, leaf) for item in tree)
-    values = {f.name: map_arrays(getattr(tree, f.name), leaf) for f in dataclasses.fields(tree)}
-    return type(tree)(**values)
 
 
 @dataclass(frozen=True)
