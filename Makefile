@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= models/demo
 ARGS ?=
+URL ?= http://127.0.0.1:8000
 # The CUDA extra to serve and test with: cuda12 where an NVIDIA driver answers (newer drivers run it
 # too), nothing elsewhere. `make serve CUDA=cuda13` chooses, `CUDA=` forces the CPU build.
 CUDA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda12)
@@ -45,7 +46,10 @@ lint: $(VENV)/.installed-dev build/mypy/deltaserve  ## ruff, mypy, and what tool
 	$(BIN)/mypy -p deltaserve.engine -p deltaserve.server
 	$(BIN)/python tools/check_tree.py
 
-bench: $(VENV)/.installed-serve$(CUDA)  ## the engine without HTTP, on MODEL=DIR
+bench: $(VENV)/.installed-serve$(CUDA)  ## the table of budgets, over HTTP, of the server at URL
+	$(BIN)/python -m tools.bench_serving --url $(URL) --table $(ARGS)
+
+bench-engine: $(VENV)/.installed-serve$(CUDA)  ## the engine without HTTP, on MODEL=DIR
 	$(BIN)/python -m tools.bench_engine --model-path $(MODEL) $(ARGS)
 
 aot: $(VENV)/.installed-aot  ## compile the kernels for every architecture (needs no GPU)
@@ -74,4 +78,4 @@ build/mypy/deltaserve:
 # pip installs into one environment at a time.
 .NOTPARALLEL:
 
-.PHONY: help serve test test-hf test-aot test-gpu lint bench aot clean
+.PHONY: help serve test test-hf test-aot test-gpu lint bench bench-engine aot clean

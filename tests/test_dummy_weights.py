@@ -13,10 +13,12 @@ from deltaserve.engine.dummy_weights import dummy_weights
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.ops.numpy.device import CpuDevice
 from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.tokenizer import Tokenizer
 from deltaserve.engine.weights import load_weights
 from tests.slow_packing import assert_equal_weights, flatten
 from tests.tiny_checkpoint import tiny_hf_config, write_checkpoint
 from tests.tiny_engine import engine_config, run_to_end, write_tiny_model
+from tools.make_dummy_model import write_dummy_model
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +74,14 @@ def test_an_engine_on_them_reads_no_weights_and_varies_its_output(tmp_path: Path
     ids = {name: [i for part in parts for i in part.token_ids] for name, parts in outputs.items()}
     assert all(len(row) == 24 and len(set(row)) > 8 for row in ids.values())
     assert ids["a"] != ids["b"]
+
+
+def test_a_dummy_model_has_the_vocabulary_of_its_size(tmp_path: Path) -> None:
+    write_dummy_model(tmp_path, "4B")
+    config, tokenizer = ModelConfig.from_hf(tmp_path), Tokenizer(tmp_path)
+    assert (config.num_layers, config.hidden_size) == (32, 2560)
+    assert 248_000 < tokenizer.vocab_limit <= config.vocab_size
+    assert set(config.eos_token_ids) <= tokenizer.end_ids
+    text = "Any text, \u00e9 and \u4e16 too."
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert "\ufffd" not in tokenizer.decode(range(256, tokenizer.vocab_limit))

@@ -207,7 +207,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
                 cell.budgets,
             )
             for cell in TABLE
-            if not args.cells or any(part in cell.name for part in args.cells)
+            if not args.cells or not {cell.name, str(cell.load)}.isdisjoint(args.cells)
         ]
     loads = [Load(concurrency=count) for count in args.concurrency]
     loads += [Load(qps=rate) for rate in args.qps]
@@ -291,7 +291,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--recheck", type=int, default=0, help="requests of a cell (--table: of c >= 64) to repeat")
     add("--timeout", type=float, default=600.0, help="seconds, of one request")
     add("--table", action="store_true", help="the cells that have budgets")
-    add("--cells", nargs="+", help="of --table: those whose name holds one of these")
+    add("--cells", nargs="+", help="of --table: by load, as c=64, or by name")
     add("--quick", action="store_true", help="of --table: fewer requests, one run")
     add("--json", metavar="FILE")
     add("--plots", type=Path, metavar="DIR", help="PNG files there (needs matplotlib)")
