@@ -108,6 +108,7 @@ def main() -> int:
     from tools.gpu_arrays import Arrays
     from tools.gpu_invariance import decode_company, prompt_cuts
     from tools.gpu_op_checks import CHECKS
+    from tools.gpu_sample_checks import check_sample_features
 
     seed = options.seed if options.seed is not None else time.time_ns() % 2**32
     arch = f"sm_{cupy.cuda.Device().compute_capability}"
@@ -122,7 +123,8 @@ def main() -> int:
         return rows
 
     report = Report(options.only)
-    for name, check in CHECKS.items():
+    checks = {**CHECKS, "sample_features": check_sample_features}
+    for name, check in checks.items():
         report.run(name, lambda check=check: synchronised(checked(check(ops, Arrays(cupy, seed)))))
     report.run("gemm", lambda: checked(gpu_gemm.check_gemm(gemm, Arrays(cupy, seed))))
     report.run(

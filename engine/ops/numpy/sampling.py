@@ -98,7 +98,8 @@ def draw_id(row: F32, temperature: float, top_k: int, top_p: float, min_p: float
 def log_normalizer(row: F32) -> tuple[np.float32, np.float32]:
     """(max, log(sum(exp(row - max)))) of a finite row fp32 [N], in the integers above."""
     largest = row.max()
-    total = int(masses(np.exp(row - largest, dtype=np.float32)).sum())
+    with np.errstate(over="ignore"):
+        total = int(masses(np.exp(row - largest, dtype=np.float32)).sum())
     return largest, np.float32(np.log(total / MASS_ONE))
 
 
