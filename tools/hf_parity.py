@@ -21,13 +21,13 @@ from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.models.weights_layout import ModelWeights
 from deltaserve.engine.tensor_names import PackedArray, map_arrays, packed_layout
 from tools.engine_model import EngineModel
+from tools.golden_gate import MAX_MEAN, MAX_P99, MAX_REGRET, TOP
 
 DECODE_STEPS = 8
 PROMPT_ROWS = 16
 LOGITS_STD = 3.2
 BLOCKS_SHARE = 0.5
-TOP = 64
-MAX_MEAN, MAX_P99, MAX_REGRET, MAX_RMS_RATIO = 0.06, 0.20, 0.20, 1.5
+MAX_RMS_RATIO = 1.5
 
 _BLOCK_STD = 0.5  # of a block's output where its last matrix keeps the variance of its input
 _HEAD_SLICE = 16384
