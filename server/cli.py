@@ -159,7 +159,6 @@ def _serve(args: argparse.Namespace) -> int:
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    logging.getLogger("uvicorn").setLevel(max(level, logging.WARNING))
     return run_server(options, EngineProcess(config, log_level=level), listener)
 
 

@@ -13,12 +13,10 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import uvicorn
 import uvloop
 
 from deltaserve.engine.async_engine import AsyncEngine
@@ -27,6 +25,7 @@ from deltaserve.engine.generation_config import read_sampling_defaults
 from deltaserve.engine.tokenizer import Tokenizer
 
 from .app import create_app
+from .http_server import HttpServer
 from .state import ServerState
 
 logger = logging.getLogger("deltaserve")
@@ -70,14 +69,6 @@ def run_server(options: ServerOptions, process: EngineProcess, listener: socket.
     return uvloop.run(_Server(options, process, listener).run())
 
 
-class _Uvicorn(uvicorn.Server):
-    """Without uvicorn's signal handlers: it would stop at once and re-raise the signal."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Server:
     def __init__(
         self, options: ServerOptions, process: EngineProcess, listener: socket.socket
@@ -91,18 +82,7 @@ class _Server:
             created=int(time.time()),
             max_body_bytes=options.max_body_bytes,
         )
-        self._http = _Uvicorn(
-            uvicorn.Config(
-                create_app(self._state),
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=FLUSH_S,
-            )
-        )
+        self._http = HttpServer(create_app(self._state), listener)
         self._signalled = asyncio.Event()
         self._hurried = asyncio.Event()
 
@@ -111,7 +91,7 @@ class _Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
         await self._engine.start()
-        serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        await self._http.start()
         loading = asyncio.create_task(self._load())
         signalled = asyncio.create_task(self._signalled.wait())
         try:
@@ -120,8 +100,7 @@ class _Server:
             if not failed:
                 await signalled
                 await self._drain()
-            self._http.should_exit = True
-            await serving
+            await self._http.close(FLUSH_S)
         finally:
             loading.cancel()
             await self._engine.close()

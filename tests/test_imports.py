@@ -17,9 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = {"config", "json_section", "sampling_params", "sequence", "capacity"}
 PLANNING = {
     "block_manager",
+    "prefix_cache",
     "request_queue",
     "scheduled_batch",
     "scheduler",
+    "snapshot_pool",
     "state_manager",
     "step_outputs",
 }
@@ -191,4 +193,4 @@ def test_the_version_is_answered_without_loading_the_product() -> None:
         "import sys\nfrom deltaserve.server.cli import main\nsys.argv = ['deltaserve', '--version']"
         "\ntry: main()\nexcept SystemExit as end: assert not end.code, end"
     )
-    assert not loaded & {"numpy", "tokenizers", "starlette", "uvicorn", "zmq", "msgspec", "jinja2"}
+    assert not loaded & {"numpy", "tokenizers", "starlette", "uvloop", "zmq", "msgspec", "jinja2"}

@@ -109,7 +109,7 @@ def test_version_and_help_import_nothing_heavy() -> None:
         "for arguments in (['--version'], ['serve', '--help']):\n"
         "    try: main(arguments)\n"
         "    except SystemExit as end: assert end.code == 0\n"
-        "heavy = {'numpy', 'zmq', 'msgspec', 'starlette', 'uvicorn', 'tokenizers', 'asyncio'}\n"
+        "heavy = {'numpy', 'zmq', 'msgspec', 'starlette', 'uvloop', 'tokenizers', 'asyncio'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     done = subprocess.run(

@@ -1,0 +1,352 @@
+"""HttpProtocol: one client connection. HTTP/1.1 by llhttp (httptools) to ASGI, and its limits.
+
+    bytes -> parser -> exchanges: [running, next]; what comes after those waits unparsed
+
+Every connection has a deadline unless it works for a request: for the first byte, for a whole head,
+and between two requests. (The body's is its reader's.) A head has a size; whatever the parser
+refuses is answered in the error shape of all other errors, after what came before it on the
+connection. A client that stops sending after its request still gets its answer; one that has gone
+is seen by what its host says to a probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import httptools
+from starlette.types import ASGIApp
+
+from .errors import ApiError
+from .http_exchange import HttpExchange, error_response, http_scope
+
+logger = logging.getLogger("deltaserve")
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_HEADERS = 128
+HEAD_TIMEOUT_S = 30.0
+KEEP_ALIVE_S = 75.0  # longer than clients keep idle connections, so that they close first
+LINGER_S = 2.0  # an answer can be read while the rest of its request is still being sent
+MAX_UNREAD = 64 << 10  # bytes taken from the socket ahead of what is worked on
+_PIECE = 4096  # bytes of heads parsed at a time: how far over the limits a client can get
+_TCP_CLOSE = 7  # Linux's tcp_states.h
+
+
+class HttpProtocol(asyncio.Protocol):
+    """`connections` holds every open one; `tasks` the running exchanges."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        connections: set[HttpProtocol],
+        tasks: set[asyncio.Task[None]],
+        head_timeout: float = HEAD_TIMEOUT_S,
+    ) -> None:
+        self._app = app
+        self._connections = connections
+        self._tasks = tasks
+        self._head_timeout = head_timeout
+        self._loop = asyncio.get_running_loop()
+        self._exchanges: deque[HttpExchange] = deque()  # the first runs
+        self._incoming: HttpExchange | None = None  # the one whose body is being read
+        self._unparsed = b""
+        self._refusal: ApiError | None = None
+        self._in_head = False
+        self._head_bytes = 0
+        self._ended = False  # nothing more is read: the last request, an error, or the client's end
+        self._half_closed = False
+        self._reading = True
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ignore_head = False
+        self._new_parser()
+
+    # ---- the transport ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connections.add(self)
+        sock = transport.get_extra_info("socket")
+        self._is_tcp = sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6)
+        if self._is_tcp:  # a host that vanished is noticed, if late
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
+        self._scope: dict[str, Any] = {
+            "client": _address(transport.get_extra_info("peername")),
+            "server": _address(transport.get_extra_info("sockname")),
+            "scheme": "https" if self._is_tls else "http",
+        }
+        self._arm(self._head_timeout)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.discard(self)
+        self._ended = True
+        self._disarm()
+        for exchange in self._exchanges:
+            exchange.disconnect()
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended:
+            return
+        if self._unparsed:
+            self._unparsed += data
+            self._pause_if(len(self._unparsed) > MAX_UNREAD)
+        else:
+            self._parse(data)
+
+    def eof_received(self) -> bool:
+        """Whether to keep the connection, for the answers to requests that are complete."""
+        if self._is_tls or not self._exchanges or not self._exchanges[-1].body_ended:
+            return False
+        if not self._exchanges[0].probe():
+            return False
+        self._ended = self._half_closed = True
+        if self._is_tcp:
+            self._watch_peer(0.002)
+        return True
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # ---- for HttpExchange ------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        await self._writable.wait()
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def resume_body(self) -> None:
+        self._pause_if(False)
+
+    def finished(self, exchange: HttpExchange) -> None:
+        assert self._exchanges[0] is exchange
+        self._exchanges.popleft()
+        if self._transport.is_closing():
+            return
+        if not exchange.response_complete:
+            self._transport.abort()  # the client must not take half an answer for a whole one
+        elif not exchange.keep_alive:
+            self._close(unread=not exchange.body_ended)
+        elif self._exchanges:
+            self._start(self._exchanges[0])
+            self._parse_more()
+        elif self._refusal is not None:
+            self._answer_refusal()
+        elif self._half_closed:
+            self._transport.close()
+        else:
+            self._arm(self._head_timeout if self._in_head else KEEP_ALIVE_S)
+            self._parse_more()
+
+    # ---- for HttpServer --------------------------------------------------------------------------
+
+    def shut_down(self) -> None:
+        """Closes the connection now, or after the answers to what has been asked."""
+        if self._exchanges:
+            self._exchanges[-1].keep_alive = False
+            self._ended = self._incoming is None
+        else:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # ---- parsing ---------------------------------------------------------------------------------
+
+    def _new_parser(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _parse_more(self) -> None:
+        data, self._unparsed = self._unparsed, b""
+        self._pause_if(False)
+        if data and not self._ended:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Takes `data` apart until a second request waits; the rest is kept."""
+        offset = 0
+        while offset < len(data) and not self._ended:
+            if len(self._exchanges) > 1 and self._incoming is None:
+                self._unparsed = data[offset:]
+                self._pause_if(len(self._unparsed) > MAX_UNREAD)
+                return
+            piece = data[offset:] if self._incoming else data[offset : offset + _PIECE]
+            offset += self._feed(piece)
+
+    def _feed(self, piece: bytes) -> int:
+        """Returns how much of `piece` has been parsed."""
+        consumed = len(piece)
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as paused:
+            consumed = paused.args[0]
+            self._decline_upgrade()
+        except httptools.HttpParserError as error:
+            self._refuse(ApiError(400, f"not a valid HTTP request: {error}"))
+        if self._in_head:
+            self._head_bytes += consumed
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(ApiError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
+        if self._refusal is not None:
+            self._ended = True
+            if not self._exchanges:
+                self._answer_refusal()
+        return consumed
+
+    def _decline_upgrade(self) -> None:
+        """An Upgrade may be ignored. llhttp takes what follows such a head for another protocol:
+        a new parser is told of the body alone."""
+        self._new_parser()
+        exchange = self._incoming
+        if exchange is None:
+            return
+        headers = dict(exchange.scope["headers"])
+        for name in (b"content-length", b"transfer-encoding"):
+            if name in headers:
+                self._ignore_head = True
+                self._parser.feed_data(b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n" % (name, headers[name]))
+                return
+        self.on_message_complete()
+
+    def on_message_begin(self) -> None:
+        if self._ignore_head:
+            return
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._in_head = True
+        self._head_bytes = 0
+        if not self._exchanges:
+            self._arm(self._head_timeout)
+
+    def on_url(self, url: bytes) -> None:
+        if not self._ignore_head:
+            self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # trailers, which mean nothing here
+        if len(self._headers) == MAX_HEADERS:
+            self._refuse(ApiError(431, f"more than {MAX_HEADERS} headers"))
+            return
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._ignore_head:
+            self._ignore_head = False
+            return
+        if self._refusal is not None or self._ended:
+            return
+        self._disarm()
+        method = self._parser.get_method().decode("ascii")
+        version = self._parser.get_http_version()
+        try:
+            scope = http_scope(method, self._url, version, self._headers, self._scope)
+        except ValueError:
+            self._refuse(ApiError(400, "the request target is not a valid one"))
+            return
+        fields = dict(self._headers)
+        exchange = HttpExchange(
+            self,
+            scope,
+            keep_alive=version == "1.1"
+            and method != "CONNECT"
+            and b"close" not in fields.get(b"connection", b"").lower(),
+            expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
+        )
+        self._incoming = exchange
+        self._exchanges.append(exchange)
+        if len(self._exchanges) == 1:
+            self._start(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        if self._incoming is not None:
+            self._pause_if(self._incoming.push_body(body) > MAX_UNREAD)
+
+    def on_message_complete(self) -> None:
+        exchange = self._incoming
+        if exchange is None or self._parser.should_upgrade():  # its body is still to come
+            return
+        exchange.end_body()
+        self._incoming = None
+        if not exchange.keep_alive:
+            self._ended = True
+
+    # ---- answering, waiting, closing -------------------------------------------------------------
+
+    def _start(self, exchange: HttpExchange) -> None:
+        self._disarm()
+        task = self._loop.create_task(exchange.run(self._app))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _refuse(self, error: ApiError) -> None:
+        """The first one is sent, once the answers before it have been."""
+        self._refusal = self._refusal or error
+
+    def _answer_refusal(self) -> None:
+        assert self._refusal is not None
+        request_id = uuid.uuid4().hex
+        logger.info("%d %s id=%s", self._refusal.status, self._refusal, request_id)
+        self._transport.write(error_response(self._refusal, request_id))
+        self._close(unread=True)
+
+    def _close(self, unread: bool) -> None:
+        """`unread`: the client may still be sending, and a reset would take the answer from it."""
+        self._ended = True
+        if not unread or self._is_tls:
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self._pause_if(False)
+        self._arm(LINGER_S, self._transport.close)
+
+    def _watch_peer(self, delay: float) -> None:
+        """Reading is over, so a reset is found by asking for the connection's state."""
+        if self._transport.is_closing():
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self._transport.abort()
+            return
+        self._loop.call_later(delay, self._watch_peer, min(2 * delay, 1.0))
+
+    def _pause_if(self, pause: bool) -> None:
+        if pause and self._reading:
+            self._transport.pause_reading()
+        elif not pause and not self._reading and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._reading = not pause
+
+    def _arm(self, seconds: float, action: Callable[[], None] | None = None) -> None:
+        self._disarm()
+        self._timer = self._loop.call_later(seconds, action or self._too_late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_late(self) -> None:
+        if self._in_head and not self._ended:
+            self._refuse(ApiError(408, f"no whole head within {self._head_timeout:g} s"))
+            self._answer_refusal()
+        else:
+            self._transport.close()
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
