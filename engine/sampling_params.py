@@ -6,6 +6,7 @@ Token ids are checked against the model's vocabulary by `check_token_ids`, on ad
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
@@ -152,7 +153,10 @@ def _check_length(name: str, length: int, limit: int, unit: str) -> None:
         raise ValueError(f"{name}: at most {limit} {unit}, got {length}")
 
 
-def _check_token_ids(name: str, ids: Iterable[int]) -> None:
+def _check_token_ids(name: str, ids: SequenceOf[int]) -> None:
+    """There may be as many as the vocabulary has, on both sides of the engine's border."""
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= _MAX_INT32:
+        return
     for token_id in ids:
         _check_int(name, token_id, 0, _MAX_INT32)
 
