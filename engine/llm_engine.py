@@ -3,8 +3,9 @@
     step():   schedule n+1 -> submit n+1 -> wait for n -> update the scheduler with n's tokens
 
 so that while the device computes, the host prepares what follows and reads what went before; at
-most one submitted step is unread when `step` returns. It knows neither text nor processes: see
-`output_processor` and `core_process`.
+most one submitted step is unread when `step` returns. A step with a row whose next id is chosen by
+those before it (`constraints`) is sampled after that update, others at once. It knows neither text
+nor processes: see `output_processor` and `core_process`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
 from .device import Device
 from .model_loader import load_model_runner
-from .model_runner import LogitsHook, SubmittedStep
+from .model_runner import LogitsHook
 from .progress import Progress
 from .sampling_params import SamplingParams
 from .scheduled_batch import ScheduledBatch
 from .scheduler import Scheduler
 from .sequence import RequestOutput, Sequence
+from .submitted_step import SubmittedStep
 from .tokenizer import Tokenizer
 
 NUM_RECENT_BATCHES = 8
@@ -160,6 +162,7 @@ class LLMEngine:
         self._host_seconds += submitted - begin
         if previous is None:
             self._follows_a_step = False
+            self._sample_in_flight()
             return []
         read_batch, step = previous
         tokens = step.wait()
@@ -168,12 +171,18 @@ class LLMEngine:
         outputs = self._scheduler.update(
             read_batch, tokens.token_ids, tokens.logprobs, tokens.prompt_logprobs
         )
+        self._sample_in_flight()
         for output in outputs:
             self._num_generation_tokens += len(output.token_ids)
             if output.finish_reason is not None:
                 del self._open[output.request_id]
         self._host_seconds += time.perf_counter() - waited
         return outputs
+
+    def _sample_in_flight(self) -> None:
+        """Where sampling waits for the ids that have now been read, it no longer does."""
+        if self._in_flight is not None:
+            self._in_flight[1].sample()
 
     def _count_device_time(self, step: SubmittedStep) -> None:
         timing = step.timing

@@ -5,6 +5,7 @@ sequence runs when is the scheduler's; what an op computes is the backend's.
 
     submit(batch)   host: index arrays of the step          (engine thread)
                     device: table updates -> decode pass -> prefill pass -> sample -> copy to host
+    step.sample()   the last two, if a row is constrained: its mask needs the ids of the step before
     step.wait()     host: ids and log-probabilities as Python values, one step later
 
 The decode pass and sampling are graphs on CUDA (`step_passes`); a prompt's kernels are launched one
@@ -14,7 +15,6 @@ by one, for they take longer than their launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,7 +23,8 @@ import numpy.typing as npt
 from .cache import Cache
 from .capacity import Capacity
 from .config import ModelConfig
-from .device import Device, Pending, StepTiming
+from .constraints import Constraints, is_constrained
+from .device import Device, Pending
 from .forward_batch import (
     DecodeBatch,
     PrefillBatch,
@@ -33,76 +34,17 @@ from .forward_batch import (
 )
 from .models.qwen3_5 import Qwen35Model
 from .ops.base import Ops
-from .prompt_logprobs import HostPromptLogprobs, PromptLogprobs, PromptRows, build_prompt_rows
+from .prompt_logprobs import PromptLogprobs, PromptRows, build_prompt_rows
 from .sampler import Sampler
 from .sampling_params import MAX_LOGPROBS, SamplingParams
 from .scheduled_batch import ScheduledBatch, ScheduledPrefill
-from .sequence import Sequence, TokenLogprobs
-from .step_passes import GraphPasses, StepPasses
+from .sequence import Sequence
+from .step_passes import GraphPasses, StepPasses, Work
+from .submitted_step import HostOutputs, SubmittedStep
 
 LogitsHook = Callable[[str, int, npt.NDArray[np.float32]], None]
 """(request_id, position of the sampled token, its fp32 logits row); for tests, called in the work
 of a step before the row is sampled."""
-
-
-class HostOutputs:
-    """Host arrays that one step's results are copied to."""
-
-    def __init__(self, device: Device, rows: int, num_prompt_tokens: int) -> None:
-        self.prompt = HostPromptLogprobs(device, num_prompt_tokens)
-        self.ids = device.host_empty((rows,), "int32")
-        self.logprobs = device.host_empty((rows,), "float32")
-        self.top_ids = device.host_empty((rows, MAX_LOGPROBS), "int32")
-        self.top_logprobs = device.host_empty((rows, MAX_LOGPROBS), "float32")
-
-
-@dataclass(frozen=True)
-class SampledTokens:
-    """What a step sampled, in the order of `ScheduledBatch.sampled`. Ids below 0: failed rows."""
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    prompt_logprobs: list[list[TokenLogprobs] | None]
-    """Of each prefill with `logprob_positions`; None where logits were not finite."""
-
-
-class SubmittedStep:
-    """A step on its way through the device."""
-
-    def __init__(
-        self, pending: Pending, batch: ScheduledBatch, outputs: HostOutputs, vocab_limit: int
-    ) -> None:
-        self._pending = pending
-        self._prefills = batch.prefills
-        self._sampled = batch.sampled
-        self._outputs = outputs
-        self._vocab_limit = vocab_limit
-
-    @property
-    def timing(self) -> StepTiming:
-        """After `wait`."""
-        return self._pending.timing
-
-    def wait(self) -> SampledTokens:
-        """Blocks until the step is done. To be called before the step after next is submitted."""
-        self._pending.wait()
-        token_ids = self._outputs.ids[: len(self._sampled)].tolist()
-        logprobs = [
-            self._token_logprobs(row, sequence.params.logprobs, token_ids[row])
-            for row, sequence in enumerate(self._sampled)
-        ]
-        prompt_logprobs = self._outputs.prompt.read(self._prefills, self._vocab_limit)
-        return SampledTokens(token_ids, logprobs, prompt_logprobs)
-
-    def _token_logprobs(self, row: int, count: int | None, token_id: int) -> TokenLogprobs | None:
-        if count is None or token_id < 0:
-            return None
-        out = self._outputs
-        top_ids = out.top_ids[row, :count].tolist()
-        if -1 in top_ids:  # fewer ids than alternatives asked for
-            top_ids = top_ids[: top_ids.index(-1)]
-        top_logprobs = out.top_logprobs[row, : len(top_ids)].tolist()
-        return TokenLogprobs(float(out.logprobs[row]), tuple(top_ids), tuple(top_logprobs))
 
 
 class ModelRunner:
@@ -133,6 +75,7 @@ class ModelRunner:
         rows = capacity.num_state_slots
         self._inputs = device.step_inputs(step_input_bytes(capacity))
         self._sampler = Sampler(rows, model_config.vocab_size, device, self._inputs)
+        self._constraints = Constraints(model_config.vocab_size)
         self._logits = device.empty((rows, model_config.vocab_size), "float32")
         self._out_ids = device.empty((rows,), "int32")
         self._out_logprobs = device.empty((rows,), "float32")
@@ -174,11 +117,10 @@ class ModelRunner:
             else None
         )
         prompt_rows = build_prompt_rows(batch.prefills, inputs.upload)
-        sampled = batch.sampled
-        sample = self._passes.sample(batch) if sampled else None
-        want_logprobs = any(sequence.params.logprobs is not None for sequence in sampled)
         outputs = self._host_outputs[self._num_submitted % 2]
         self._num_submitted += 1
+        waits = any(map(is_constrained, batch.sampled))
+        sample = self._passes.sample(batch) if batch.sampled and not waits else None
 
         def work() -> None:
             inputs.flush()
@@ -194,15 +136,31 @@ class ModelRunner:
                 self._prefill(prefill, len(batch.decodes), prompt_rows, outputs)
             if decode is not None and prompt_rows is not None:
                 decode()
-            if sample is None:
-                return
-            if self._logits_hook is not None:
-                for request_id, position, row in _sampled_rows(batch):
-                    self._logits_hook(request_id, position, self._logits[row])
-            sample()
-            self._download(outputs, len(sampled), want_logprobs)
+            if sample is not None:
+                self._run_sample(batch, sample, outputs)
 
-        return SubmittedStep(self._device.submit(work), batch, outputs, self.vocab_limit)
+        pending = self._device.submit(work)
+        launch = partial(self._submit_masked_sample, batch, outputs) if waits else None
+        return SubmittedStep(pending, batch, outputs, self.vocab_limit, launch)
+
+    def _submit_masked_sample(self, batch: ScheduledBatch, outputs: HostOutputs) -> Pending:
+        masks = self._constraints.masks(batch.sampled)
+        sample = self._passes.masked_sample(batch, masks)
+
+        def work() -> None:
+            self._inputs.flush()
+            self._run_sample(batch, sample, outputs)
+
+        return self._device.submit(work)
+
+    def _run_sample(self, batch: ScheduledBatch, sample: Work, outputs: HostOutputs) -> None:
+        if self._logits_hook is not None:
+            for request_id, position, row in _sampled_rows(batch):
+                self._logits_hook(request_id, position, self._logits[row])
+        sample()
+        sampled = batch.sampled
+        want_logprobs = any(sequence.params.logprobs is not None for sequence in sampled)
+        self._download(outputs, len(sampled), want_logprobs)
 
     def _prefill(
         self,

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .constraints import StepMasks
 from .device import Device, StepInputs
-from .forward_batch import SampleParams, SlotFeatures
+from .forward_batch import SampleParams, SlotFeatures, mask_words
 from .logit_adjustments import AdjustmentState, AdjustmentUpdate, adjustment_bytes
 from .ops.base import Ops
 from .sequence import Sequence
@@ -31,7 +32,10 @@ class Sampler:
     def __init__(
         self, num_state_slots: int, vocab_size: int, device: Device, inputs: StepInputs
     ) -> None:
+        self._device = device
         self._inputs = inputs
+        self.masks = device.empty((num_state_slots, mask_words(vocab_size)), "uint32")
+        """Of the step that is sampled, see `SampleBatch`."""
         self._adjustments = AdjustmentState(num_state_slots, vocab_size, device, inputs)
         shape = (num_state_slots,)
         self.params = SampleParams(
@@ -83,7 +87,13 @@ class Sampler:
         if update.adjustments is not None:
             self._adjustments.apply(update.adjustments, ops)
 
+    def apply_masks(self, masks: StepMasks) -> None:
+        """Within the step's work, before it samples."""
+        if len(masks.masks):
+            self._device.write_rows(masks.masks, self.masks, 0)
+
 
 def sampling_state_bytes(num_state_slots: int, vocab_size: int) -> int:
-    """Device memory that a `Sampler` takes: its few numbers a slot, and the adjustments."""
-    return num_state_slots * (5 * 4 + 8) + adjustment_bytes(num_state_slots, vocab_size)
+    """Device memory that a `Sampler` takes: its few numbers a slot, masks and adjustments."""
+    slot = 5 * 4 + 8 + 4 * mask_words(vocab_size)
+    return num_state_slots * slot + adjustment_bytes(num_state_slots, vocab_size)

@@ -12,11 +12,13 @@ runs later in stream order:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .constraints import StepMasks
 from .device import Device, Graph, StepInputs
 from .forward_batch import (
     DecodeBatch,
@@ -59,6 +61,19 @@ class StepPasses:
         columns = sample_columns(batch, len(batch.sampled), self._sampler.features)
         sampled = self._sample_batch(map(self._inputs.upload, columns))
         return lambda: self._run_sample(sampled)
+
+    def masked_sample(self, batch: ScheduledBatch, masks: StepMasks) -> Work:
+        """As `sample`, with masks that came after the step's other arrays. Never a graph."""
+        columns = sample_columns(batch, len(batch.sampled), self._sampler.features)
+        sampled = self._sample_batch(map(self._inputs.upload, columns))
+        mask_rows = self._inputs.upload(masks.mask_rows)
+        masked = replace(sampled, mask_rows=mask_rows, masks=self._sampler.masks)
+
+        def work() -> None:
+            self._sampler.apply_masks(masks)
+            self._run_sample(masked)
+
+        return work
 
     def _sample_batch(self, columns: Iterable[Array]) -> SampleBatch:
         """`columns` as `sample_columns` orders them."""

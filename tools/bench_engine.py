@@ -20,8 +20,8 @@ from typing import Any
 
 from deltaserve.engine.config import EngineConfig
 from deltaserve.engine.llm_engine import LLMEngine
-from deltaserve.engine.model_runner import SampledTokens, SubmittedStep
 from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.submitted_step import SampledTokens, SubmittedStep
 
 
 @dataclass(frozen=True)
