@@ -14,6 +14,8 @@ class Capacity:
 
     `max_num_batched_tokens`: prompt tokens of a step in which nothing decodes; `prefill_chunk`:
     of a step in which something does. Both are multiples of 64. `max_queue`: waiting requests.
+    `num_snapshots`: states of cached prefixes, one every `snapshot_interval` tokens and at some
+    places more; 0: no prefix caching.
     """
 
     num_blocks: int
@@ -23,6 +25,8 @@ class Capacity:
     max_num_batched_tokens: int
     prefill_chunk: int
     max_queue: int
+    num_snapshots: int = 0
+    snapshot_interval: int = 1024
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` cached tokens take."""

@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from .block_manager import BlockManager
 from .capacity import Capacity
+from .prefix_cache import PrefixCache
 from .request_queue import QueueFullError, RequestQueue, RequestTooLargeError
 from .scheduled_batch import BlockUpdate, ScheduledBatch, ScheduledDecode, ScheduledPrefill
 from .sequence import RequestOutput, Sequence, SequenceStatus, TokenLogprobs
@@ -63,6 +63,7 @@ class _Step:
     prefills: list[ScheduledPrefill] = field(default_factory=list)
     block_updates: list[BlockUpdate] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    has_preempted: bool = False
 
 
 class Scheduler:
@@ -73,7 +74,8 @@ class Scheduler:
             raise ValueError(f"max_num_seqs: must be at least 1, got {max_num_seqs}")
         assert CHUNK_ALIGNMENT <= capacity.prefill_chunk <= capacity.max_num_batched_tokens
         self.capacity = capacity
-        self._blocks = BlockManager(capacity.num_blocks)
+        self.prefix_cache = PrefixCache(capacity)
+        self._blocks = self.prefix_cache.blocks
         self._slots = StateManager(
             min(max_num_seqs or capacity.num_state_slots, capacity.num_state_slots)
         )
@@ -156,7 +158,9 @@ class Scheduler:
                 budget -= self._schedule_prefill(seq, budget, step)
             else:
                 self._schedule_decode(seq, step)
-        self._admit(budget, step)
+        if not step.has_preempted:
+            self._admit(budget, step)
+        self.prefix_cache.end_step()
         return ScheduledBatch(
             tuple(step.decodes),
             tuple(step.prefills),
@@ -189,7 +193,7 @@ class Scheduler:
         position = seq.num_computed_tokens
         if position == len(seq.block_table) * self.capacity.block_size:
             while self._blocks.num_free == 0:
-                if not self._preempt_youngest(seq):
+                if not self._preempt_youngest(seq, step):
                     return
             self._extend_block_table(seq, 1, step)
         index = position - len(seq.prompt_ids)
@@ -201,7 +205,9 @@ class Scheduler:
         if sample:
             self._count_issued(seq)
 
-    def _schedule_prefill(self, seq: Sequence, budget: int, step: _Step) -> int:
+    def _schedule_prefill(
+        self, seq: Sequence, budget: int, step: _Step, initial_slot: int | None = None
+    ) -> int:
         """Adds the next chunk of a prompt and returns its tokens; 0 if the budget or the blocks
         do not reach its next boundary. A chunk is cut short before anyone is preempted for it."""
         start, num_prompt = seq.num_computed_tokens, len(seq.prompt_ids)
@@ -209,14 +215,17 @@ class Scheduler:
         if limit == start:
             return 0
         while (end := _chunk_end(start, num_prompt, min(limit, self._room(seq)))) == start:
-            if not self._preempt_youngest(seq):
+            if not self._preempt_youngest(seq, step):
                 return 0
         self._extend_block_table(seq, self.capacity.blocks_for(end) - len(seq.block_table), step)
         ends_prompt = end == num_prompt and seq.num_sampled == 0
         sample = ends_prompt and seq.params.max_tokens > 0
+        snapshots = self.prefix_cache.prefill(seq, start, end)
         positions = _issue_prompt_logprobs(seq, end)
         step.prefills.append(
-            ScheduledPrefill(seq, seq.state_slot, start, end, sample, logprob_positions=positions)
+            ScheduledPrefill(
+                seq, seq.state_slot, start, end, sample, initial_slot, snapshots, positions
+            )
         )
         seq.num_computed_tokens = end
         if sample:
@@ -231,21 +240,24 @@ class Scheduler:
         The head must find free blocks for all tokens it will be fed as things stand (its prompt,
         and in replay its outputs), beside what running sequences still lack for theirs and one
         block more for each of them. So an admission does not make a running sequence preempt
-        before each has filled another block; and a step that preempts admits nobody, for the last
-        to be preempted is the head, and what it gave up is taken by or owed to an older one.
-        Nobody overtakes the head: a large request would starve behind small ones.
+        before each has filled another block. Cached blocks that others use are not free, so the
+        head shares them at no cost; cached ones that are free count as any others. Nobody overtakes
+        the head: a large request would starve behind small ones.
         """
-        if not self._waiting or not self._slots.num_free:
+        if not self._waiting or not self._slots.num_free or budget == 0:
             return
         owed = sum(self._num_blocks_owed(seq) for seq in self._running)
         while self._waiting and self._slots.num_free:
             seq = self._waiting.head
+            if len(seq.output_ids) < seq.num_sampled:
+                return
+            match = self.prefix_cache.match(seq)
             reserved = owed + len(self._running)
-            needed = self._num_blocks_owed(seq)
+            needed = self._num_blocks_owed(seq) - sum(map(self._blocks.is_used, match.blocks))
+            start = match.num_tokens
             if (
-                len(seq.output_ids) < seq.num_sampled
-                or self._blocks.num_free < reserved + needed
-                or _chunk_end(0, len(seq.prompt_ids), budget) == 0
+                self._blocks.num_free < reserved + needed
+                or _chunk_end(start, len(seq.prompt_ids), start + budget) == start
             ):
                 return
             self._waiting.pop_head()
@@ -253,7 +265,10 @@ class Scheduler:
             seq.state_slot = self._slots.allocate()
             self._running.append(seq)
             step.admitted.append(seq)
-            budget -= self._schedule_prefill(seq, budget, step)
+            initial_slot = self.prefix_cache.adopt(seq, match)
+            for index, block in enumerate(seq.block_table):
+                step.block_updates.append(BlockUpdate(seq.state_slot, index, block))
+            budget -= self._schedule_prefill(seq, budget, step, initial_slot)
             owed += self._num_blocks_owed(seq)
 
     def _num_blocks_owed(self, seq: Sequence) -> int:
@@ -274,7 +289,7 @@ class Scheduler:
         if seq.num_sampled == seq.params.max_tokens:
             self._issued_last.append(seq)
 
-    def _preempt_youngest(self, needer: Sequence) -> bool:
+    def _preempt_youngest(self, needer: Sequence, step: _Step) -> bool:
         """Sends the youngest running sequence back to wait for its replay; False if that would be
         `needer` itself."""
         seq = self._running[-1]
@@ -287,10 +302,11 @@ class Scheduler:
         seq.num_preemptions += 1
         self._waiting.push_front(seq)
         self._num_preemptions += 1
+        step.has_preempted = True
         return True
 
     def _release(self, seq: Sequence) -> None:
-        self._blocks.free(seq.block_table)
+        self._blocks.free(reversed(seq.block_table))  # of a prefix the end is taken first
         seq.block_table.clear()
         self._slots.free(seq.state_slot)
         seq.state_slot = -1

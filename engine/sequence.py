@@ -53,6 +53,9 @@ class Sequence:
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0  # issued, maybe not read yet; a replay does not repeat them
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # read, not yet handed out
+    block_hashes: tuple[bytes, ...] | None = None  # of the prompt; these three: the prefix cache's
+    snapshot_positions: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0  # found when it was first admitted
 
     @cached_property
     def ending_ids(self) -> frozenset[int]:

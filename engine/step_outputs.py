@@ -63,6 +63,7 @@ def _append_token(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) 
         finish_reason,
         stop_id,
         prompt_logprobs=_take_prompt_logprobs(seq),
+        num_cached_tokens=seq.num_cached_tokens,
     )
 
 
@@ -72,6 +73,7 @@ def _end_of_prompt(seq: Sequence) -> RequestOutput:
         (),
         finish_reason=FinishReason.LENGTH,
         prompt_logprobs=_take_prompt_logprobs(seq),
+        num_cached_tokens=seq.num_cached_tokens,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from deltaserve.engine.capacity import Capacity
 from deltaserve.engine.sampling_params import SamplingParams
-from deltaserve.engine.scheduled_batch import ScheduledBatch
+from deltaserve.engine.scheduled_batch import ScheduledBatch, ScheduledPrefill
 from deltaserve.engine.scheduler import Scheduler
 from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenLogprobs
 
@@ -71,9 +71,13 @@ class FakeRunner:
         slots = capacity.num_state_slots
         self.model = model
         self.block_size = capacity.block_size
-        self.kv = [[(POISON, POISON)] * capacity.block_size for _ in range(capacity.num_blocks)]
+        self.num_slots = slots
+        self.kv = [[(POISON, POISON, "")] * capacity.block_size for _ in range(capacity.num_blocks)]
         self.block_tables = [[POISON] * blocks_per_seq for _ in range(slots)]
-        self.states = [[POISON] for _ in range(slots)]  # the tokens that made the state
+        # the tokens that made the state, and the pass that each was in
+        self.states: list[list[tuple[int, str]]] = [
+            [(POISON, "")] for _ in range(slots + capacity.num_snapshots)
+        ]
         self.next_ids = [POISON] * slots
         self.params: list[SamplingParams | None] = [None] * slots
 
@@ -89,22 +93,24 @@ class FakeRunner:
         for row in rows:
             assert self.params[row.state_slot] is row.sequence.params
 
+        self.check_snapshots(batch)
         sampled_ids: list[int] = []
         for decode in batch.decodes:
             assert decode.position >= len(decode.sequence.prompt_ids), "prompt in a decode row"
             slot = decode.state_slot
             fed = self.next_ids[slot] if decode.input_id == -1 else decode.input_id
             assert fed != POISON
-            logits = self._feed(slot, decode.position, [fed])
+            logits = self._feed(slot, decode.position, [fed], "decode")
             if decode.sample:
                 sampled_ids.append(self._sample(slot, logits))
         for prefill in batch.prefills:
             slot = prefill.state_slot
-            if prefill.start == 0:
-                self.states[slot] = []
+            self._start_from(prefill)
             tokens = list(prefill.sequence.prompt_ids[prefill.start : prefill.end])
             assert tokens and prefill.end - prefill.start == len(tokens)
-            logits = self._feed(slot, prefill.start, tokens)
+            logits = self._feed(slot, prefill.start, tokens, "prefill")
+            for position, snapshot in prefill.snapshots:
+                self.states[snapshot] = self.states[slot][:position]
             if prefill.sample:
                 assert prefill.end == len(prefill.sequence.prompt_ids)
                 sampled_ids.append(self._sample(slot, logits))
@@ -122,18 +128,41 @@ class FakeRunner:
             if row.logprob_positions
         ]
 
-    def _feed(self, slot: int, start: int, tokens: list[int]) -> list[int]:
+    def check_snapshots(self, batch: ScheduledBatch) -> None:
+        """Nothing is read and written in one step; all of it lies beyond the sequences' slots."""
+        read = {p.initial_slot for p in batch.prefills if p.initial_slot is not None}
+        written = [slot for p in batch.prefills for _, slot in p.snapshots]
+        assert len(set(written)) == len(written)
+        assert not read.intersection(written)
+        assert all(self.num_slots <= slot < len(self.states) for slot in (*read, *written))
+        for p in batch.prefills:
+            positions = [position for position, _ in p.snapshots]
+            assert positions == sorted(positions)
+            assert all(p.start < at <= p.end and at % 64 == 0 for at in positions)
+
+    def _start_from(self, prefill: ScheduledPrefill) -> None:
+        if prefill.initial_slot is not None:
+            assert prefill.start > 0
+            self.states[prefill.state_slot] = list(self.states[prefill.initial_slot])
+        elif prefill.start == 0:
+            self.states[prefill.state_slot] = []
+
+    def _feed(self, slot: int, start: int, tokens: list[int], by: str) -> list[int]:
         """Writes tokens at positions start .. of a slot; returns the context attention sees."""
         state = self.states[slot]
         assert len(state) == start, "the recurrence takes every token once, in order"
-        state += tokens
+        state += [(token, by) for token in tokens]
         table, size = self.block_tables[slot], self.block_size
         for position, token in enumerate(tokens, start):
-            self.kv[table[position // size]][position % size] = (position, token)
+            self.kv[table[position // size]][position % size] = (position, token, by)
         end = len(state)
         cached = [entry for block in table[: -(-end // size)] for entry in self.kv[block]][:end]
-        assert cached == list(enumerate(state)), "keys and values are those of this sequence"
-        return state
+        expected = [(position, *entry) for position, entry in enumerate(state)]
+        assert cached == expected, "keys and values are those of this sequence"
+        passes = [entry[1] for entry in state]
+        num_prompt = passes.count("prefill")
+        assert passes == ["prefill"] * num_prompt + ["decode"] * (end - num_prompt)
+        return [token for token, _ in state]
 
     def _sample(self, slot: int, context: list[int]) -> int:
         self.next_ids[slot] = self.model.next_id(context)

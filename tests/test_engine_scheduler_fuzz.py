@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from deltaserve.engine.scheduler import Scheduler, SchedulerStats
 from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, SequenceStatus
 
 from .fake_runner import FakeRunner, OverlappedLoop, ScriptedModel
+from .prefix_cache_checks import check_pools
 
 STOP_IDS = frozenset({0})
 MAX_MODEL_LEN = 512
@@ -41,6 +43,8 @@ class Traffic:
     steps_per_request: int
     abort_rate: float
     seed: int
+    share_rate: float = 0.0
+    """How many prompts begin as others do."""
 
     def events(self) -> Iterator[Request | float | None]:
         rng = random.Random(self.seed)
@@ -55,16 +59,23 @@ class Traffic:
         """One that fits alone; mostly a short prompt with a long output, which is what preempts."""
         most = min(MAX_MODEL_LEN, self.capacity.num_blocks * self.capacity.block_size)
         long_prompt = rng.choice([63, 64, 65, 128, rng.randint(66, 260)])
-        num_prompt = min(
-            rng.choice([*(rng.randint(1, 40) for _ in range(3)), long_prompt]), most - 1
-        )
-        max_tokens = min(rng.choice([1, rng.randint(2, 40), 100, 150, 150]), most - num_prompt)
+        num_prompt = rng.choice([*(rng.randint(1, 40) for _ in range(3)), long_prompt])
         first = rng.randrange(1000)
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=rng.random() < 0.7)
+        prompt = tuple(range(first, first + num_prompt))
+        salt = None
+        if rng.random() < self.share_rate:
+            shared = tuple(range(2000, 2000 + rng.choice([64, 64, 128, 130, 192])))
+            prompt, salt = (*shared, *prompt[:40]), rng.choice([None, None, None, "salt"])
+        prompt = prompt[: most - 1]
+        longest = most - len(prompt)
+        max_tokens = min(rng.choice([1, rng.randint(2, 40), 100, 150, 150]), longest)
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=rng.random() < 0.7, cache_salt=salt
+        )
         if rng.random() < 0.3:
             max_tokens = rng.choice([0, max_tokens])
             params = dataclasses.replace(params, max_tokens=max_tokens, prompt_logprobs=0)
-        return tuple(range(first, first + num_prompt)), params
+        return prompt, params
 
 
 @st.composite
@@ -79,6 +90,8 @@ def traffic(draw: st.DrawFn) -> Traffic:
         max_num_batched_tokens=prefill_chunk + draw(st.sampled_from([0, 64, 320])),
         prefill_chunk=prefill_chunk,
         max_queue=100,
+        num_snapshots=draw(st.sampled_from([3, 0, 1, 8])),
+        snapshot_interval=draw(st.sampled_from([64, 128, 1024])),
     )
     return Traffic(
         capacity=capacity,
@@ -92,6 +105,7 @@ def traffic(draw: st.DrawFn) -> Traffic:
         steps_per_request=draw(st.sampled_from([0, 2, 8])),
         abort_rate=draw(st.sampled_from([0.0, 0.02, 0.2])),
         seed=draw(st.integers(0, 2**32 - 1)),
+        share_rate=draw(st.sampled_from([0.8, 0.3])),
     )
 
 
@@ -148,6 +162,11 @@ class CheckedLoop(OverlappedLoop):
         computed = {seq.request_id: seq.num_computed_tokens for seq in live}
         decoding = [s for s in to_feed if s.state_slot >= 0 and not s.in_prefill]
         batch = super().launch()
+        computed |= {
+            seq.request_id: seq.num_computed_tokens
+            - sum(row.end - row.start for row in batch.prefills if row.sequence is seq)
+            for seq in batch.admitted
+        }
         self.check_rows(batch, computed, bool(decoding))
         rows = {row.sequence.request_id for row in (*batch.decodes, *batch.prefills)}
         if to_feed:
@@ -198,7 +217,10 @@ class CheckedLoop(OverlappedLoop):
         stats = self.scheduler.stats
         blocks = [block for seq in self.sequences for block in seq.block_table]
         slots = [seq.state_slot for seq in self.sequences if seq.state_slot >= 0]
-        assert len(set(blocks)) == len(blocks) == stats.num_blocks_used
+        assert len(set(blocks)) == stats.num_blocks_used
+        if self.capacity.num_snapshots == 0:
+            assert len(set(blocks)) == len(blocks), "nobody shares"
+        check_pools(self.scheduler)
         assert len(set(slots)) == len(slots) == stats.num_slots_used == stats.num_running
         assert stats.num_waiting == sum(
             seq.status is SequenceStatus.WAITING for seq in self.sequences
@@ -268,10 +290,12 @@ def check_prompt_logprobs(seq: Sequence, outputs: list[RequestOutput]) -> None:
 def test_outputs_equal_those_of_each_request_alone(traffic: Traffic) -> None:
     loop = play(traffic)
     event(f"preemptions: {min(loop.scheduler.stats.num_preemptions, 3)}")
+    event(f"hits: {loop.scheduler.prefix_cache.stats.num_hit_tokens > 0}")
     check_outputs(loop, traffic.model)
 
 
-def test_crowded_pool_with_many_preemptions_and_aborts() -> None:
+@pytest.mark.parametrize("num_snapshots", [0, 2, 12])
+def test_crowded_pool_with_many_preemptions_and_aborts(num_snapshots: int) -> None:
     """The same with few blocks for many slots, so that what is rare above surely happens."""
     capacity = Capacity(
         num_blocks=14,
@@ -281,14 +305,27 @@ def test_crowded_pool_with_many_preemptions_and_aborts() -> None:
         max_num_batched_tokens=256,
         prefill_chunk=64,
         max_queue=100,
+        num_snapshots=num_snapshots,
+        snapshot_interval=64,
     )
     model = ScriptedModel(vocab_size=200, non_finite_every=400)
     num_preemptions, aborted_when = 0, set[str]()
-    for seed in range(30):
-        loop = play(Traffic(capacity, None, 1 + seed % 2, model, 20, 5, 0.05, seed))
+    num_hits = num_block_evictions = num_snapshot_evictions = 0
+    for seed in range(15):
+        loop = play(Traffic(capacity, None, 1 + seed % 2, model, 20, 5, 0.05, seed, 0.5))
         check_outputs(loop, model)
         num_preemptions += loop.scheduler.stats.num_preemptions
         aborted_when |= loop.aborted_when
-    assert num_preemptions > 50
+        cache = loop.scheduler.prefix_cache
+        num_hits += cache.stats.num_hit_tokens
+        num_block_evictions += cache.blocks.num_evictions
+        num_snapshot_evictions += cache.snapshots.num_evictions
+    assert num_preemptions > 30
     often = {"waiting", "decode", "last token issued", "preempted", "replay", "finished"}
     assert aborted_when >= often
+    if num_snapshots:
+        assert num_hits > 1000
+        assert num_block_evictions > 200
+        assert num_snapshot_evictions > 5 or num_snapshots > 2
+    else:
+        assert num_hits == num_block_evictions == 0
