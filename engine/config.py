@@ -101,7 +101,8 @@ class EngineConfig:
     where CUDA rounds. `cuda_graph`: decode steps as CUDA graphs, no effect on the CPU.
     `snapshot_memory`: bytes for the states of cached prefixes, of which one is kept every
     `snapshot_interval` tokens. `load_format` "dummy" makes random weights instead of reading the
-    checkpoint's. `seed` None draws a seed for each request that brings none.
+    checkpoint's. `enable_profiling`: NVTX ranges around steps, layers and ops. `seed` None draws a
+    seed for each request that brings none.
     """
 
     model_path: str
@@ -122,6 +123,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     snapshot_memory: int | None = None
     snapshot_interval: int = 1024
+    enable_profiling: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_path, str) or not self.model_path:
@@ -149,7 +151,7 @@ class EngineConfig:
         _check_int("block_size", self.block_size, _GRID, 1024, multiple_of=_GRID)
         _check_int("snapshot_interval", self.snapshot_interval, _GRID, 1 << 20, multiple_of=_GRID)
         _check_int("max_queue", self.max_queue, 1, 1 << 20)
-        for name in ("cuda_graph", "enable_prefix_caching"):
+        for name in ("cuda_graph", "enable_prefix_caching", "enable_profiling"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: must be true or false, got {getattr(self, name)!r}")
         for name, low, high in (

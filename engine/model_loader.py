@@ -20,6 +20,7 @@ from .models.qwen3_5 import Qwen35Model
 from .models.weights_layout import ModelWeights
 from .ops.base import Ops
 from .progress import Progress
+from .tracing import Tracer, Tracing
 from .weights import load_weights
 
 logger = logging.getLogger(__name__)
@@ -71,12 +72,14 @@ def _weights(
 
 @dataclass(frozen=True)
 class Backend:
-    """What a model runs on: `act_dtype` is the type of its activations, weights and KV cache."""
+    """What a model runs on: `act_dtype` is the type of its activations, weights and KV cache;
+    `tracer` is told of steps, layers and ops."""
 
     device: Device
     ops: Ops
     plan: MemoryPlan
     act_dtype: str
+    tracer: Tracer | None = None
 
 
 def create_model_runner(
@@ -92,10 +95,16 @@ def create_model_runner(
     device, capacity, act_dtype = backend.device, backend.plan.capacity, backend.act_dtype
     cache = allocate_cache(model_config, capacity, device, act_dtype)
     buffers = allocate_buffers(model_config, capacity, device, act_dtype)
-    model = Qwen35Model(model_config, weights, backend.ops, cache, buffers)
+    ops = backend.ops
+    tracing = None if backend.tracer is None else Tracing(backend.tracer)
+    if tracing is not None:
+        ops, device = tracing.ops(ops, weights), tracing.device(device)
+    model = Qwen35Model(model_config, weights, ops, cache, buffers)
+    if tracing is not None:
+        model = tracing.model(model)
     return ModelRunner(
         model,
-        backend.ops,
+        ops,
         device,
         cache,
         capacity,
@@ -136,6 +145,7 @@ def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
     check_shapes(model_config, config.block_size, config.max_num_seqs)
     from .ops.cuda.device import CudaDevice
     from .ops.cuda.loader import KernelLibrary, read_manifest
+    from .ops.cuda.nvtx import NvtxTracer
     from .ops.cuda.ops import CudaOps, OpsShape, workspace_bytes
 
     gpus, index = find_gpus(), config.device_ordinal
@@ -161,7 +171,8 @@ def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
     capacity = plan.capacity
     own_shape = shape(capacity.num_state_slots, capacity.max_num_batched_tokens)
     ops = CudaOps(kernels, own_shape, device.empty)
-    return Backend(device, ops, plan, "bfloat16")
+    tracer = NvtxTracer() if config.enable_profiling else None
+    return Backend(device, ops, plan, "bfloat16", tracer)
 
 
 def _cpu_backend(config: EngineConfig, model_config: ModelConfig, device: Device | None) -> Backend:
