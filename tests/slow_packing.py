@@ -67,13 +67,14 @@ def slow_packing(tensors: Tensors, config: dict[str, Any]) -> dict[str, np.ndarr
     return packed
 
 
-def flatten(tree: Any, path: str = "") -> dict[str, np.ndarray]:
-    if isinstance(tree, np.ndarray):
-        return {path.removesuffix("."): tree}
+def flatten(tree: Any, path: str = "") -> dict[str, Any]:
+    """Path -> array of a backend."""
     if isinstance(tree, tuple):
         items = {str(i): item for i, item in enumerate(tree)}
-    else:
+    elif dataclasses.is_dataclass(tree):
         items = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
+    else:
+        return {path.removesuffix("."): tree}
     return {
         k: v for name, item in items.items() for k, v in flatten(item, f"{path}{name}.").items()
     }
