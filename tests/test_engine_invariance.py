@@ -10,6 +10,7 @@ import hashlib
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
+def random_adjustments(rng: random.Random, max_tokens: int) -> dict[str, Any]:
+    """Parameters whose effect depends on the tokens before, which preemption must not lose; few
+    ids are allowed, so that they come up again and again."""
+    ids = tuple(rng.sample(range(NUM_TOKENS), 12))
+    return {
+        "allowed_token_ids": rng.choice([None, ids]),
+        "presence_penalty": rng.choice([0.0, 1.5]),
+        "frequency_penalty": rng.choice([0.1, -0.05]),
+        "repetition_penalty": rng.choice([1.0, 1.2]),
+        "logit_bias": tuple((token_id, rng.uniform(-1, 1)) for token_id in ids),
+        "bad_words": rng.choice([(), ((ids[0], ids[1]), (ids[2],))]),
+        "min_tokens": rng.randint(0, max_tokens),
+    }
+
+
 def random_requests(rng: random.Random, count: int) -> list[Request]:
     """Prompts around the 64-token grid, half of them sampled, up to 180 tokens of output."""
     requests = []
@@ -69,6 +85,7 @@ def random_requests(rng: random.Random, count: int) -> list[Request]:
             seed=rng.getrandbits(64),
             max_tokens=max_tokens,
             ignore_eos=max_tokens > 20,  # so that the blocks wanted do not depend on the weights
+            **(random_adjustments(rng, max_tokens) if i % 2 else {}),
         )
         prompt = tuple(rng.randrange(NUM_TOKENS) for _ in range(length))
         requests.append(Request(str(i), prompt, params))
