@@ -2,10 +2,12 @@
 (`block_manager`, `state_manager`).
 
     k, v              act  [blocks, NKV, block_size, D]   one pair per full-attention layer
-    conv_state        act  [slots, 4, C]                  one per linear layer, ring by position % 4
-    recurrent_state   fp32 [slots, HV, K, V]              one per linear layer
+    conv_state        act  [slots + snapshots, 4, C]      one per linear layer, ring by position % 4
+    recurrent_state   fp32 [slots + snapshots, HV, K, V]  one per linear layer
     block_tables      i32  [slots, max_blocks]            shared by all layers
     next_ids          i32  [slots]                        the id sampled last for each slot
+
+Slots below `Capacity.num_state_slots` are running sequences', those from there on snapshots.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ def allocate_cache(
 ) -> Cache:
     """Zeroed arrays for `capacity` (a slot is read as zeros at position 0, so no later zeroing)."""
     slots = capacity.num_state_slots
+    states = slots + capacity.num_snapshots
     kv_shape = (capacity.num_blocks, config.num_kv_heads, capacity.block_size, config.head_dim)
-    state_shape = (slots, config.num_value_heads, config.key_head_dim, config.value_head_dim)
+    state_shape = (states, config.num_value_heads, config.key_head_dim, config.value_head_dim)
     layers: list[AttentionCache | DeltaNetCache] = []
     for kind in config.layer_types:
         if kind == "full_attention":
@@ -58,7 +61,7 @@ def allocate_cache(
         else:
             layers.append(
                 DeltaNetCache(
-                    device.zeros((slots, CONV_RING, config.conv_channels), act_dtype),
+                    device.zeros((states, CONV_RING, config.conv_channels), act_dtype),
                     device.zeros(state_shape, "float32"),
                 )
             )

@@ -44,8 +44,15 @@ class EngineStats:
     num_free_state_slots: int
     num_steps: int
     num_preemptions: int
-    num_prompt_tokens: int  # each once, replays do not count
+    num_prompt_tokens: int  # each once, cached or not; replays do not count
     num_generation_tokens: int
+    num_snapshots: int
+    num_free_snapshots: int
+    num_cached_blocks: int  # free ones that hold a cached prefix
+    num_prefix_query_tokens: int  # of prompts that were looked up in the prefix cache
+    num_prefix_hit_tokens: int
+    num_block_evictions: int
+    num_snapshot_evictions: int
     host_seconds: float  # of the engine's thread in `step`, waiting for the device apart
     device_busy_seconds: float
     device_idle_seconds: float  # between steps of which the later one was already there to run
@@ -157,7 +164,7 @@ class LLMEngine:
             self._num_steps += 1
             self._num_prompt_tokens += sum(
                 p.end - p.start for p in batch.prefills if not p.sequence.num_preemptions
-            )
+            ) + sum(s.num_cached_tokens for s in batch.admitted if not s.num_preemptions)
         submitted = time.perf_counter()
         self._host_seconds += submitted - begin
         if previous is None:
@@ -193,6 +200,7 @@ class LLMEngine:
 
     def stats(self) -> EngineStats:
         now, capacity = self._scheduler.stats, self.capacity
+        cache = self._scheduler.prefix_cache
         return EngineStats(
             num_running=now.num_running,
             num_waiting=now.num_waiting,
@@ -204,6 +212,13 @@ class LLMEngine:
             num_preemptions=now.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
+            num_snapshots=capacity.num_snapshots,
+            num_free_snapshots=capacity.num_snapshots - cache.snapshots.num_used,
+            num_cached_blocks=cache.blocks.num_cached,
+            num_prefix_query_tokens=cache.stats.num_query_tokens,
+            num_prefix_hit_tokens=cache.stats.num_hit_tokens,
+            num_block_evictions=cache.blocks.num_evictions,
+            num_snapshot_evictions=cache.snapshots.num_evictions,
             host_seconds=self._host_seconds,
             device_busy_seconds=self._device_busy_seconds,
             device_idle_seconds=self._device_idle_seconds,

@@ -25,6 +25,10 @@ STATE_SHARE = 0.4
 KV_SHARE = 0.5
 """Of what the weights and buffers leave: state slots at most, then of the rest the KV blocks."""
 
+SNAPSHOT_SHARE = 0.1
+MAX_SNAPSHOTS = 64
+"""Of what the state slots leave, and how many on the CPU unless `snapshot_memory` says more."""
+
 _ITEM = 4  # bytes of a float32 or an int32
 
 
@@ -45,8 +49,8 @@ class MemoryPlan:
         lines = [f"{name:<{width}}  {size / 2**20:>10,.1f} MiB" for name, size in rows]
         lines.append(
             f"{c.num_state_slots} sequences at once, {c.num_blocks} blocks of {c.block_size} "
-            f"tokens, {c.max_model_len} tokens a sequence, steps of {c.max_num_batched_tokens} "
-            f"prompt tokens ({c.prefill_chunk} beside decoding)"
+            f"tokens, {c.num_snapshots} snapshots, {c.max_model_len} tokens a sequence, steps of "
+            f"{c.max_num_batched_tokens} prompt tokens ({c.prefill_chunk} beside decoding)"
         )
         return "\n".join(lines)
 
@@ -81,13 +85,17 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
         num_blocks = min(int(left * KV_SHARE) // block, num_seqs * blocks_per_seq)
     else:
         num_blocks = kv_memory // block
-    if num_blocks < 1 or left < num_blocks * block:
+    snapshot = slot_bytes(model)
+    num_snapshots = plan_snapshots(config, snapshot, left, num_blocks * block, MAX_SNAPSHOTS)
+    if num_blocks < 1 or left < num_blocks * block + num_snapshots * snapshot:
         needed = weights + activations + num_seqs * slot + max(num_blocks, 1) * block
+        needed += num_snapshots * snapshot
         what = "available memory" if kv_memory is None or num_blocks else "kv_cache_memory"
         raise ValueError(
             f"{what}: too small. The model needs {_size(needed)} (weights {_size(weights)}, "
-            f"activations {_size(activations)}, {num_seqs} sequences {_size(num_seqs * slot)}, KV "
-            f"blocks of {block} bytes); {_size(available)} is available"
+            f"activations {_size(activations)}, {num_seqs} sequences {_size(num_seqs * slot)}, "
+            f"{num_snapshots} snapshots {_size(num_snapshots * snapshot)}, KV blocks of {block} "
+            f"bytes); {_size(available)} is available"
         )
     if config.max_model_len is not None and num_blocks < blocks_per_seq:
         raise ValueError(
@@ -103,14 +111,30 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
         max_num_batched_tokens=max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk or min(PREFILL_CHUNK, max_num_batched_tokens),
         max_queue=config.max_queue,
+        num_snapshots=num_snapshots,
+        snapshot_interval=config.snapshot_interval,
     )
     rows = (
         ("weights", weights),
         ("activations", activations),
         ("sequences", num_seqs * slot),
+        ("snapshots", num_snapshots * snapshot),
         ("KV blocks", num_blocks * block),
     )
     return MemoryPlan(capacity, rows, available)
+
+
+def plan_snapshots(
+    config: EngineConfig, snapshot: int, left: int, for_blocks: int, most: int | None = None
+) -> int:
+    """How many snapshots of so many bytes there are: what `snapshot_memory` says, else up to `most`
+    in a share of what is left, but nothing of what the KV blocks must have."""
+    if not config.enable_prefix_caching:
+        return 0
+    if config.snapshot_memory is not None:
+        return config.snapshot_memory // snapshot
+    found = max(0, min(int(left * SNAPSHOT_SHARE), left - for_blocks)) // snapshot
+    return found if most is None else min(found, most)
 
 
 def weight_bytes(model: ModelConfig) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
-from .memory_plan import MemoryPlan
+from .memory_plan import MemoryPlan, plan_snapshots
 from .memory_plan import activation_bytes as float32_activation_bytes
 from .memory_plan import block_bytes as float32_block_bytes
 from .memory_plan import weight_bytes as float32_weight_bytes
@@ -67,12 +67,16 @@ def plan_cuda_memory(
         (n for n in SEQ_BUCKETS if n * slot <= STATE_SHARE * left(n)), default=1
     )
     for_blocks = left(num_seqs) - num_seqs * slot
+    least = kv_memory or (blocks_per_seq if config.max_model_len is not None else 1) * block
+    num_snapshots = plan_snapshots(config, slot, for_blocks, least)
+    for_blocks -= num_snapshots * slot
     num_blocks = (
         min(for_blocks // block, num_seqs * blocks_per_seq)
         if kv_memory is None
         else kv_memory // block
     )
-    rows = (*fixed_rows(num_seqs), ("state slots", num_seqs * slot))
+    states = ("state slots", num_seqs * slot), ("snapshots", num_snapshots * slot)
+    rows = (*fixed_rows(num_seqs), *states)
     if num_blocks < 1 or for_blocks < num_blocks * block:
         what = "device memory" if kv_memory is None or num_blocks >= 1 else "kv_cache_memory"
         parts = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in rows)
@@ -95,6 +99,8 @@ def plan_cuda_memory(
         max_num_batched_tokens=batched_tokens,
         prefill_chunk=prefill_chunk,
         max_queue=config.max_queue,
+        num_snapshots=num_snapshots,
+        snapshot_interval=config.snapshot_interval,
     )
     return MemoryPlan(capacity, (*rows, ("KV blocks", num_blocks * block)), available)
 

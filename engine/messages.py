@@ -31,6 +31,7 @@ class Add(Message):
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    arrival_time: float = 0.0  # time.monotonic(), which all processes of a host share
 
 
 class Abort(Message):
@@ -120,6 +121,13 @@ class EngineStats(Message):
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_snapshots: int = 0
+    num_free_snapshots: int = 0
+    num_cached_blocks: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_block_evictions: int = 0
+    num_snapshot_evictions: int = 0
 
 
 ClientMessage = Hello | Add | Abort | GetStats | Shutdown

@@ -44,11 +44,37 @@ class _Scrape:
                 stats.num_state_slots - stats.num_free_state_slots,
             ),
             ("deltaserve:state_slots", "Recurrent-state slots", stats.num_state_slots),
+            (
+                "deltaserve:snapshots_in_use",
+                "States of cached prefixes",
+                stats.num_snapshots - stats.num_free_snapshots,
+            ),
+            ("deltaserve:snapshots", "States of cached prefixes at most", stats.num_snapshots),
         ]
         counters = [
             ("vllm:num_preemptions", "Requests preempted", stats.num_preemptions),
             ("vllm:prompt_tokens", "Prompt tokens processed", stats.num_prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated", stats.num_generation_tokens),
+            (
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache",
+                stats.num_prefix_query_tokens,
+            ),
+            (
+                "vllm:prefix_cache_hits",
+                "Prompt tokens found in the prefix cache",
+                stats.num_prefix_hit_tokens,
+            ),
+            (
+                "deltaserve:prefix_cache_block_evictions",
+                "Cached KV blocks taken for something else",
+                stats.num_block_evictions,
+            ),
+            (
+                "deltaserve:prefix_cache_snapshot_evictions",
+                "Cached states overwritten by newer ones",
+                stats.num_snapshot_evictions,
+            ),
             ("deltaserve:steps", "Engine steps", stats.num_steps),
         ]
         for name, text, value in gauges:
