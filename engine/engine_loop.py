@@ -26,7 +26,9 @@ from .sequence import FinishReason, RequestOutput, Sequence
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-MAX_MESSAGES_A_STEP = 256  # so that a flood of requests cannot keep running ones from their steps
+# So that a flood of requests, or of long ones, cannot keep running ones from their steps.
+MAX_MESSAGES_A_STEP = 256
+MAX_BYTES_A_STEP = 1 << 20
 
 
 class Engine(Protocol):
@@ -74,6 +76,8 @@ class EngineLoop:
         self._status: msg.Loading | msg.Ready | msg.Failed = msg.Loading("starting", 0, 0)
         self._clients: set[bytes] = set()
         self._owners: dict[str, bytes] = {}  # open request -> its client
+        self._with_stops: set[str] = set()  # open requests with stop strings
+        self._unsettled: dict[str, bytes] = {}  # ended, and their client may still find a stop
         self._num_finished = dict.fromkeys((reason.value for reason in FinishReason), 0)
         self._num_steps = 0
         self._last_step_time = self._last_heartbeat = time.monotonic()
@@ -143,11 +147,15 @@ class EngineLoop:
     # ---- messages --------------------------------------------------------------------------------
 
     def _read_messages(self) -> None:
+        num_bytes = 0
         for _ in range(MAX_MESSAGES_A_STEP):
+            if num_bytes >= MAX_BYTES_A_STEP:
+                return
             try:
                 client, data = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            num_bytes += len(data)
             self._clients.add(client)
             self._handle(client, msg.decode_from_client(data))
 
@@ -177,13 +185,19 @@ class EngineLoop:
         except ValueError as error:
             return msg.Refused(request_id, 400, str(error), None)
         self._owners[request_id] = client
+        if request.params.stop:
+            self._with_stops.add(request_id)
         return msg.Admitted(request_id)
 
     def _abort(self, request_id: str, reason: FinishReason) -> None:
-        """A request may have ended while its Abort was on the way."""
+        """A request may have ended before or while its Abort was on the way."""
+        if self._unsettled.pop(request_id, None) is not None:
+            stopped = reason is FinishReason.STOP
+            self._num_finished[(FinishReason.STOP if stopped else FinishReason.LENGTH).value] += 1
         if self._owners.pop(request_id, None) is not None:
             assert self._engine is not None
             self._engine.abort(request_id)
+            self._with_stops.discard(request_id)
             self._num_finished[reason.value] += 1
 
     def _send_outputs(self, outputs: list[RequestOutput]) -> None:
@@ -195,7 +209,13 @@ class EngineLoop:
             by_client.setdefault(client, []).append(output)
             if output.finish_reason is not None:
                 del self._owners[output.request_id]
-                self._num_finished[output.finish_reason.value] += 1
+                if output.finish_reason is FinishReason.LENGTH and (
+                    output.request_id in self._with_stops
+                ):
+                    self._unsettled[output.request_id] = client
+                else:
+                    self._num_finished[output.finish_reason.value] += 1
+                self._with_stops.discard(output.request_id)
         for client, mine in by_client.items():
             self._send(client, msg.StepOutputs(mine))
 
@@ -222,5 +242,6 @@ class EngineLoop:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._clients.discard(client)
-            for request_id in [r for r, owner in self._owners.items() if owner == client]:
+            owned = [*self._owners.items(), *self._unsettled.items()]
+            for request_id in [r for r, owner in owned if owner == client]:
                 self._abort(request_id, FinishReason.ABORT)

@@ -47,7 +47,8 @@ class EngineRequest:
         self._num_cached_tokens = 0
         self._last: RequestOutput | None = None
         self._error: Exception | None = None
-        self._ended = False
+        self._ended = False  # nothing more comes
+        self._closed = False  # the engine need not hear of it any more
         self._wake = wake
 
     def __aiter__(self) -> EngineRequest:
@@ -89,9 +90,10 @@ class EngineRequest:
         return output
 
     def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Aborts the request unless it has ended; `reason` STOP: its text hit a stop string."""
-        if not self._ended:
-            self._ended = True
+        """Aborts the request unless it has ended; `reason` STOP: its text hit a stop string, which
+        the engine hears of even where it has ended the request itself."""
+        if not self._closed:
+            self._closed = self._ended = True
             self._abort(self.request_id, reason)
 
     def push(self, output: RequestOutput) -> None:
@@ -106,5 +108,5 @@ class EngineRequest:
 
     def fail(self, error: Exception) -> None:
         self._error = error
-        self._ended = True
+        self._closed = self._ended = True
         self._wake.set()

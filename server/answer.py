@@ -77,7 +77,7 @@ class Answer:
                     continue
                 text = choice.processor.process(output)
                 choice.num_cached_tokens += text.num_cached_tokens
-                if text.must_abort:
+                if text.finish_reason is FinishReason.STOP:
                     choice.request.close(FinishReason.STOP)
                 if text.finish_reason is FinishReason.ERROR:
                     raise ApiError(500, f"the request failed: {text.error}")

@@ -32,6 +32,8 @@ from .streaming import DONE, EventStream, event, until_disconnect
 
 logger = logging.getLogger("deltaserve")
 
+MAX_ALLOWED_IDS = 1 << 20
+"""Of all choices: each takes its own list to the engine."""
 BURST_TOKENS = 1 << 16
 """Prompt tokens sent to the engine before this process looks at its other clients again."""
 
@@ -63,6 +65,10 @@ async def _answer(request: Request, state: ServerState, fields: CompletionBody) 
     prompts = await read_prompts(fields.prompt, limits)
     n = num_choices(fields, len(prompts))
     params = await sampling_params(fields, state.sampling_defaults, tokenizer, facts.vocab_limit)
+    num_ids = n * len(prompts) * len(params.allowed_token_ids or ())
+    if num_ids > MAX_ALLOWED_IDS:
+        message = f"allowed_token_ids: {num_ids} over all choices, at most {MAX_ALLOWED_IDS}"
+        raise ApiError(400, message, "allowed_token_ids")
     encoded: list[_Prompt] = []
     for prompt in prompts:
         ids = prompt if isinstance(prompt, list) else await encode(tokenizer, prompt, limits)

@@ -48,3 +48,21 @@ async def test_what_is_known_of_the_prompt_survives_merging_and_is_given_once() 
     output = request.take()
     assert output is not None
     assert (output.prompt_logprobs, output.num_cached_tokens) == ((), 0)
+
+
+@pytest.mark.parametrize("finish", [None, FinishReason.LENGTH])
+async def test_the_engine_hears_once_how_a_request_ended(finish: FinishReason | None) -> None:
+    heard: list[FinishReason] = []
+    request = EngineRequest("a", asyncio.Event(), lambda request_id, reason: heard.append(reason))
+    request.push(RequestOutput("a", (1,), finish_reason=finish))
+    request.close(FinishReason.STOP)
+    request.close()
+    assert heard == [FinishReason.STOP]
+
+
+async def test_a_request_that_was_given_up_is_not_closed_again() -> None:
+    heard: list[FinishReason] = []
+    request = EngineRequest("a", asyncio.Event(), lambda request_id, reason: heard.append(reason))
+    request.fail(EngineUnavailable("gone"))
+    request.close()
+    assert heard == []

@@ -219,6 +219,7 @@ UNPROCESSABLE: list[tuple[dict[str, Any], str]] = [
     ({"priority": 2**31}, "priority: must be between"),
     ({"n": 0}, "n: must be between 1 and 128"),
     ({"best_of": 2}, "best_of: must equal n"),
+    ({"n": 100, "allowed_token_ids": [1] * 11_000}, "allowed_token_ids: 1100000 over all choices"),
 ]
 
 
@@ -231,6 +232,29 @@ def test_a_value_out_of_range_is_named(
     error = response.json()["error"]
     assert error["message"].startswith(message)
     assert error["param"] == message.partition(":")[0]
+
+
+def test_finished_reasons_are_those_of_the_answers(server: ServerProcess) -> None:
+    """Also where the engine ends at max_tokens and the text at a stop string."""
+
+    def counts() -> dict[str, float]:
+        values = server.metrics()
+        return {r: values[f"vllm:request_success_total:{r}"] for r in ("stop", "length", "abort")}
+
+    wait_until("idle", server.is_idle)
+    before = counts()
+    for streaming in (False, True):
+        for fields in (
+            {"stop": "ca", "max_tokens": 3},
+            {"stop": "ca", "max_tokens": 30},
+            {"stop": "x", "max_tokens": 3},
+            {"stop": "x", "max_tokens": 3, "n": 2},
+            {"max_tokens": 3},
+        ):
+            response = server.complete(model="m", prompt="a", stream=streaming, **fields)
+            assert response.status_code == 200
+    after = {"stop": before["stop"] + 4, "length": before["length"] + 8, "abort": before["abort"]}
+    wait_until("counted", lambda: counts() == after)
 
 
 def test_nothing_is_left_behind(server: ServerProcess) -> None:

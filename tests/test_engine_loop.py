@@ -1,0 +1,63 @@
+"""EngineLoop without sockets: what it reads between two steps."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from deltaserve.engine import messages as msg
+from deltaserve.engine.engine_loop import MAX_BYTES_A_STEP, MAX_MESSAGES_A_STEP, EngineLoop
+from deltaserve.engine.sampling_params import SamplingParams
+
+from .scripted_engine import ENDLESS, Script, ScriptedEngine
+
+
+class FakeSocket:
+    """Has everything at once, from one client."""
+
+    def __init__(self, messages: list[msg.Message]) -> None:
+        self.left = [msg.encode(message) for message in messages]
+        self.sent: list[bytes] = []
+
+    def recv_multipart(self, flags: int) -> tuple[bytes, bytes]:
+        if not self.left:
+            raise zmq.Again
+        return b"client", self.left.pop(0)
+
+    def send_multipart(self, parts: tuple[bytes, bytes]) -> None:
+        self.sent.append(parts[1])
+
+    def poll(self, timeout: int) -> bool:
+        return bool(self.left)
+
+
+@pytest.mark.parametrize(
+    ("num_ids", "num_messages", "most"),
+    [(1, 1000, MAX_MESSAGES_A_STEP), (MAX_BYTES_A_STEP // 2, 6, 2)],
+    ids=["many", "long"],
+)
+def test_a_flood_of_requests_is_read_between_steps(
+    tmp_path: Path, num_ids: int, num_messages: int, most: int
+) -> None:
+    prompt_ids = [ENDLESS] * num_ids
+    socket: Any = FakeSocket(
+        [msg.Add(str(n), prompt_ids, SamplingParams()) for n in range(num_messages)]
+        + [msg.Shutdown()]
+    )
+    script = Script(max_queue=2000, max_model_len=1 << 21)
+    seen_by_steps = [0]
+
+    class Engine(ScriptedEngine):
+        def step(self) -> Any:
+            seen_by_steps.append(num_messages + 1 - len(socket.left))
+            return super().step()
+
+    EngineLoop(socket, tmp_path).run(Engine(script))
+    read = [after - before for before, after in itertools.pairwise(seen_by_steps)]
+    assert sum(read) >= num_messages - most
+    assert max(read) <= most
+    assert socket.left == []
