@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from .config import EngineConfig
+from .generation_config import read_sampling_defaults
 from .llm_engine import LLMEngine
 from .output_processor import OutputProcessor, TextLogprob, TextOutput
 from .sampling_params import SamplingParams
@@ -70,11 +71,21 @@ class _Request:
 class LLM:
     """`LLM("models/demo").generate("The capital of France is")`; `options` are EngineConfig's.
 
-    Use it from one thread. As a context manager, or by `close`, it frees the device.
+    `default_params` are for prompts that come without parameters: those of the checkpoint's
+    generation_config.json, or SamplingParams' own with `generation_config` "none". Use it from one
+    thread. As a context manager, or by `close`, it frees the device.
     """
 
-    def __init__(self, model_path: str, **options: Any) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        generation_config: Literal["auto", "none"] = "auto",
+        **options: Any,
+    ) -> None:
         config = EngineConfig(model_path=str(model_path), **options)
+        defaults = read_sampling_defaults(model_path) if generation_config == "auto" else {}
+        self.default_params = SamplingParams(**defaults)
         self.tokenizer = Tokenizer(config.model_path)
         self.engine = LLMEngine(config, tokenizer=self.tokenizer)
         self._request_ids = itertools.count()
@@ -84,8 +95,9 @@ class LLM:
     ) -> list[Completion]:
         """One completion a prompt, in order; a string counts as one prompt.
 
-        `params`: for all prompts, or one each; None is `SamplingParams()`. Raises ValueError for a
-        prompt that cannot run (none of the prompts has an effect then).
+        `params`: for all prompts, or one each; None is `default_params`. `bad_words` are ids, which
+        `llm.tokenizer.bad_words(["word", ...])` makes. Raises ValueError for a prompt that cannot
+        run (none of the prompts has an effect then).
         """
         requests = self._make_requests(prompts, params)
         waiting = deque(requests)
@@ -116,7 +128,7 @@ class LLM:
     ) -> list[_Request]:
         items: list[str | SequenceOf[int]] = [prompts] if isinstance(prompts, str) else [*prompts]
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(items)
+            params = [params or self.default_params] * len(items)
         if len(params) != len(items):
             raise ValueError(f"params: {len(params)} of them for {len(items)} prompts")
         requests = []

@@ -44,6 +44,7 @@ EFFECTS: list[tuple[str, str, dict[str, Any], tuple[str, str, Any]]] = [
     ("logit_bias", "a", {"logit_bias": {str(Z): 2}, "max_tokens": 3}, ("zzz", *CUT)),
     ("logit_bias of -100", "a", {"logit_bias": {"98": -100}, "max_tokens": 2}, ("zz", *CUT)),
     ("allowed_token_ids", "a", {"allowed_token_ids": [Z, A], "max_tokens": 3}, ("zzz", *CUT)),
+    ("bad_words", "a", {"bad_words": ["bc"], "max_tokens": 3}, ("bzz", *CUT)),
     ("bad_words of one token", "a", {"bad_words": ["b", "z"], "max_tokens": 1}, ("\x00", *CUT)),
     ("min_tokens", "e", {"min_tokens": 3}, ("fef", *ENDED)),
     ("min_tokens, stop ids", "a", {"min_tokens": 3, "stop_token_ids": [C]}, ("bzzzzz", *CUT)),
