@@ -1,0 +1,110 @@
+"""Where a step's time goes, kernel by kernel and op by op, beside what the hardware allows.
+
+    python -m tools.profile --size 4B --decode 1 64 --context 1100 --prefill 1024
+    python -m tools.profile --model-path models/demo --device cpu --decode 4
+    python -m tools.profile --size 4B --decode 1 --nsys step       (or --ncu step, where installed)
+
+The engine runs as it serves, but launches its kernels one by one, so that each is known by op: the
+same kernels as in the graphs. Random weights of a true size, or those of --model-path. For each kind
+of step two tables. Ops: with the bytes and FLOPs that their arguments ask for, and "of roof", what
+share of the measured time those take at the card's peaks. Kernels: with their ops. "The whole step":
+how long it takes the device in a CUDA graph, the gaps between kernels included. On the CPU an op
+counts as one kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.gpu_check import make_importable
+
+NSYS = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--capture-range=cudaProfilerApi")
+NCU = ("--profile-from-start", "off", "--nvtx", "--set", "full")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    if not args.decode and not args.prefill:
+        args.decode, args.prefill = [1], [1024]
+    if args.nsys or args.ncu:
+        return _under_profiler(args, arguments if arguments is not None else sys.argv[1:])
+    make_importable()
+    from tools.launch_log import cell_tables
+    from tools.profile_steps import Kind, Profile
+
+    kinds = [Kind(rows, args.context, True) for rows in args.decode]
+    kinds += [Kind(1, tokens, False) for tokens in args.prefill]
+    profile = Profile(
+        args.model_path or args.size,
+        device=args.device,
+        max_rows=max([1, *args.decode]),
+        max_len=max(kind.length for kind in kinds) + 512,
+        peaks=(args.peak_bandwidth, args.peak_flops),
+    )
+    if args.profiled:
+        profile.run_profiled(kinds)
+        return 0
+    cells = profile.measure(kinds)
+    result = {"format": 1, **profile.facts(), "cells": [asdict(cell) for cell in cells]}
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1))
+    print(", ".join(f"{key} {value}" for key, value in profile.facts().items()))
+    for cell in cells:
+        print(f"\n{cell_tables(cell, args.top)}")
+    return 0
+
+
+def _under_profiler(args: argparse.Namespace, arguments: list[str]) -> int:
+    """This program again, under nsys or ncu, recording the steps alone."""
+    program, options, out = ("nsys", NSYS, args.nsys) if args.nsys else ("ncu", NCU, args.ncu)
+    path = shutil.which(program)
+    if path is None:
+        print(f"profile: {program} is not installed", file=sys.stderr)
+        return 2
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument not in ("--nsys", "--ncu"):
+            kept.append(argument)
+        skip = argument in ("--nsys", "--ncu")
+    command = [path, *(("profile",) if program == "nsys" else ()), *options, "-o", out, "-f"]
+    command += [*(("true",) if program == "nsys" else ()), sys.executable, "-m", "tools.profile"]
+    return subprocess.run([*command, *kept, "--profiled"], env=os.environ, check=False).returncode
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--size", default="4B", help="of random weights: 0.8B 2B 4B 9B 27B, small")
+    add("--model-path", help="a checkpoint instead")
+    add("--device", default="auto", choices=("auto", "cuda", "cpu"))
+    add(
+        "--decode",
+        type=int,
+        nargs="*",
+        default=[],
+        metavar="ROWS",
+        help="steps of so many rows (default: 1, and a prompt of 1024)",
+    )
+    add("--context", type=int, default=1024, help="tokens before each of those rows")
+    add("--prefill", type=int, nargs="*", default=[], metavar="TOKENS", help="a prompt in one step")
+    add("--peak-bandwidth", type=float, metavar="TB/S", help="default: known by the card's name")
+    add("--peak-flops", type=float, metavar="TFLOP/S", help="dense bf16; the same")
+    add("--top", type=int, default=30, help="lines of a table")
+    add("--json", metavar="FILE")
+    add("--nsys", metavar="OUT", help="record the steps with Nsight Systems")
+    add("--ncu", metavar="OUT", help="record their kernels with Nsight Compute")
+    add("--profiled", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
