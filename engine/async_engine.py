@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import zmq
 import zmq.asyncio
 
 from . import messages as msg
-from .core_process import EngineProcess
+from .core_process import AttachedEngine, EngineProcess
 from .engine_request import EngineRequest, EngineUnavailable, RequestRefused
 from .sampling_params import SamplingParams
 from .sequence import FinishReason, RequestOutput
@@ -33,11 +33,19 @@ class AsyncEngine:
 
     `step_timeout`: seconds with work queued and no step after which the engine counts as stuck;
     it must be well over the second between two heartbeats. None: by the engine's device.
+    `request_timeout`: seconds after which an open request is failed. `on_loading` is called with
+    each message on the loading's progress.
 
     `facts` is set once the model is ready; `unavailable` says why nothing can be answered, if so.
     """
 
-    def __init__(self, process: EngineProcess, step_timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        process: EngineProcess | AttachedEngine,
+        step_timeout: float | None = None,
+        request_timeout: float | None = None,
+        on_loading: Callable[[msg.Loading], None] | None = None,
+    ) -> None:
         self.facts: msg.Ready | None = None
         self.loading = msg.Loading("starting the engine", 0, 0)
         self.draining = False
@@ -45,12 +53,15 @@ class AsyncEngine:
         self.ready_or_dead = asyncio.Event()
         self._process = process
         self._step_timeout = step_timeout
+        self._request_timeout = request_timeout
+        self._on_loading = on_loading
         self._death: str | None = None
         self._heartbeat = msg.Heartbeat(0, time.monotonic(), False)
         self._last_heard = time.monotonic()
         self._stuck = False
         self._admissions: dict[str, asyncio.Future[None]] = {}
         self._open: dict[str, EngineRequest] = {}
+        self._deadlines: dict[str, float] = {}
         self._stats: list[asyncio.Future[msg.EngineStats]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._context = zmq.asyncio.Context()
@@ -58,7 +69,7 @@ class AsyncEngine:
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Spawns the process and returns; loading goes on."""
+        """Spawns the process, if it is this client's own, and returns; loading goes on."""
         self._process.start()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
@@ -70,13 +81,13 @@ class AsyncEngine:
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     async def close(self) -> None:
-        """Ends the process and removes its files. One that loads or is stuck cannot listen and is
-        killed; one that failed is on its way out."""
+        """Ends the process, if it is this client's own, and removes its files. One that loads or is
+        stuck cannot listen and is killed; one that failed is on its way out."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._process.sentinel)
         self.fail_open_requests("the server is shutting down")
         listens = self.facts is not None and self._death is None and not self._stuck
-        if listens:
+        if listens and self._process.owned:
             self._send(msg.Shutdown())
         ends_itself = listens or self._death is not None
         await asyncio.to_thread(self._process.stop, 5.0 if ends_itself else 0.0)
@@ -122,19 +133,24 @@ class AsyncEngine:
         prompt_ids: list[int],
         params: SamplingParams,
         wake: asyncio.Event | None = None,
+        arrival_time: float | None = None,
     ) -> EngineRequest:
         """Returns once the engine has admitted it. Raises RequestRefused, EngineUnavailable.
 
-        `request_id` must be new. Cancelling aborts the request.
+        `request_id` must be new. `arrival_time`: `time.monotonic()` at the client's first byte,
+        from which latencies and the time-out are counted. Cancelling aborts the request.
         """
         if self.unavailable is not None:
             raise EngineUnavailable(self.unavailable)
         assert request_id not in self._admissions and request_id not in self._open
         admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         request = EngineRequest(request_id, wake or asyncio.Event(), self._forget)
+        arrival_time = arrival_time or time.monotonic()
         self._admissions[request_id] = admission
         self._open[request_id] = request
-        self._send(msg.Add(request_id, prompt_ids, params))
+        if self._request_timeout is not None:
+            self._deadlines[request_id] = arrival_time + self._request_timeout
+        self._send(msg.Add(request_id, prompt_ids, params, arrival_time))
         try:
             await admission
         except asyncio.CancelledError:
@@ -167,20 +183,24 @@ class AsyncEngine:
 
     def fail_open_requests(self, message: str) -> None:
         """Ends every open request with an error and aborts it in the engine."""
-        for request_id, request in list(self._open.items()):
-            admission = self._admissions.get(request_id)
-            self._forget(request_id, FinishReason.ABORT)
-            request.fail(EngineUnavailable(message))
-            if admission is not None and not admission.done():
-                admission.set_exception(EngineUnavailable(message))
+        for request_id in list(self._open):
+            self._fail(request_id, message)
         for future in self._stats:
             if not future.done():
                 future.set_exception(EngineUnavailable(message))
         self._stats.clear()
 
+    def _fail(self, request_id: str, message: str) -> None:
+        request, admission = self._open[request_id], self._admissions.get(request_id)
+        self._forget(request_id, FinishReason.ABORT)
+        request.fail(EngineUnavailable(message))
+        if admission is not None and not admission.done():
+            admission.set_exception(EngineUnavailable(message))
+
     def _forget(self, request_id: str, reason: FinishReason) -> None:
         self._admissions.pop(request_id, None)
         self._open.pop(request_id, None)
+        self._deadlines.pop(request_id, None)
         if self._death is None:
             self._send(msg.Abort(request_id, reason))
 
@@ -214,9 +234,9 @@ class AsyncEngine:
                     if not future.done():
                         future.set_result(message)
             case msg.Loading():
-                if message.stage != self.loading.stage:
-                    logger.info("loading: %s", message.stage)
                 self.loading = message
+                if self._on_loading is not None:
+                    self._on_loading(message)
             case msg.Ready():
                 self.facts = message
                 self.ready_or_dead.set()
@@ -226,6 +246,7 @@ class AsyncEngine:
     def _refused(self, answer: msg.Refused) -> None:
         admission = self._admissions.pop(answer.request_id, None)
         self._open.pop(answer.request_id, None)
+        self._deadlines.pop(answer.request_id, None)
         if admission is not None and not admission.done():
             admission.set_exception(RequestRefused(answer.status, answer.message, answer.param))
 
@@ -235,6 +256,7 @@ class AsyncEngine:
             return
         if output.finish_reason is not None:
             del self._open[output.request_id]
+            self._deadlines.pop(output.request_id, None)
         request.push(output)
 
     # ---- death and stuckness ---------------------------------------------------------------------
@@ -246,7 +268,8 @@ class AsyncEngine:
         loop.call_later(0.2, self._exited)
 
     def _exited(self) -> None:
-        self._die(f"the engine process ended (exit code {self._process.exit_code})")
+        code = self._process.exit_code
+        self._die("the engine process ended" + (f" (exit code {code})" if code is not None else ""))
 
     def _die(self, reason: str) -> None:
         if self._death is None:
@@ -260,13 +283,19 @@ class AsyncEngine:
         await self.ready_or_dead.wait()
         timeout = self.step_timeout
         while self._death is None:
-            await asyncio.sleep(min(1.0, timeout / 4))
+            await asyncio.sleep(min(1.0, timeout / 4, (self._request_timeout or timeout) / 4))
+            self._fail_overdue()
             was_stuck, self._stuck = self._stuck, self._is_stuck(timeout)
             if self._stuck and not was_stuck:
                 logger.error("engine: no step for %.0f s with work queued", timeout)
                 self.fail_open_requests("the engine is stuck")
             elif was_stuck and not self._stuck:
                 logger.warning("engine: makes steps again")
+
+    def _fail_overdue(self) -> None:
+        now = time.monotonic()
+        for request_id in [r for r, deadline in self._deadlines.items() if deadline < now]:
+            self._fail(request_id, f"the request took longer than {self._request_timeout:g} s")
 
     def _is_stuck(self, timeout: float) -> bool:
         """The loop itself sends heartbeats, so silence says it does not return from a step."""

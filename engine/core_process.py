@@ -21,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 BuildEngine = Callable[[Any, Progress], Engine]  # the first is the config
+SetUpLogging = Callable[[], None]  # called first in the process; a function of a module, or partial
 
 
 def build_llm_engine(config: Any, progress: Progress) -> Engine:
@@ -43,15 +45,19 @@ def build_llm_engine(config: Any, progress: Progress) -> Engine:
     return LLMEngine(config, progress=progress)
 
 
+def plain_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+
+
 def run_engine_process(
-    directory: str, config: Any, build: BuildEngine, crash_dir: Path, log_level: int
+    directory: str, config: Any, build: BuildEngine, crash_dir: Path, set_up_logging: SetUpLogging
 ) -> None:
     """Main of the spawned process; exits with 0 after Shutdown, 1 after a failure."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_exit_with_parent, args=(directory,), daemon=True).start()
-    logging.basicConfig(level=log_level, format="%(levelname)s engine: %(message)s")
+    set_up_logging()
 
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
@@ -96,28 +102,24 @@ def _exit_with_parent(directory: str) -> None:
 class EngineProcess:
     """The parent's handle: starts the process, sees its death, ends it, removes its files."""
 
+    owned = True
+
     def __init__(
         self,
         config: Any,
         build: BuildEngine = build_llm_engine,
         crash_dir: Path | None = None,
-        log_level: int = logging.INFO,
+        set_up_logging: SetUpLogging = plain_logging,
     ) -> None:
-        self._args = (config, build, crash_dir or Path(tempfile.gettempdir()), log_level)
+        self._args = (config, build, crash_dir or Path(tempfile.gettempdir()), set_up_logging)
 
     def start(self) -> None:
-        """The child inherits blocked signals, so that none reaches it before it ignores them."""
         self._directory = _private_directory()
         self.address = socket_address(self._directory)
         self._process = multiprocessing.get_context("spawn").Process(
             target=run_engine_process, args=(self._directory, *self._args), name="deltaserve-engine"
         )
-        resource_tracker.ensure_running()  # it would unblock them in start()
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        start_with_signals_blocked(self._process)
         atexit.register(self._process.kill)  # else multiprocessing's own exit would wait for it
 
     @property
@@ -142,6 +144,34 @@ class EngineProcess:
             self._process.join()
         atexit.unregister(self._process.kill)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class AttachedEngine:
+    """Another worker's handle on a process that its supervisor owns: address and death alone."""
+
+    owned = False
+    exit_code = None
+
+    def __init__(self, address: str, pid: int) -> None:
+        self.address = address
+        self.pid = pid
+
+    def start(self) -> None:
+        """ProcessLookupError when the process has ended."""
+        self.sentinel = os.pidfd_open(self.pid)
+
+    def stop(self, timeout: float) -> None:
+        os.close(self.sentinel)
+
+
+def start_with_signals_blocked(process: BaseProcess) -> None:
+    """The child inherits blocked signals, so that none reaches it before it is ready for them."""
+    resource_tracker.ensure_running()  # it would unblock them in start()
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _private_directory() -> str:

@@ -1,6 +1,6 @@
 """RequestLog: the middleware around every route. A request id, one log line, and 500 for bugs.
 
-Nothing of a prompt or an answer is logged.
+Nothing of a prompt or an answer is logged, nor a query.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import internal_error
+from .logs import request_id_of_context
 
 logger = logging.getLogger("deltaserve.access")
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 CLIENT_CLOSED = 499  # nginx's number: the client left before the answer was complete
+MAX_PATH = 200
 _QUIET = frozenset({"/health", "/ready", "/metrics"})
 
 
@@ -35,8 +37,9 @@ class RequestLog:
         request_id = _given_id(scope) or uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        request_id_of_context.set(request_id)
         path = scope["raw_path"].decode("ascii", "replace")  # undecoded: no line breaks in it
-        began = time.monotonic()
+        began = state["arrival_time"] = time.monotonic()
         status: int | None = None
         complete = False
 
@@ -55,22 +58,32 @@ class RequestLog:
         except ClientDisconnect:
             pass
         except Exception:
-            logger.exception("request %s failed", request_id)
+            logger.exception("the request failed")
             if status is not None:
                 raise
             await internal_error(request_id).response()(scope, receive, send_noting)
         finally:
-            level = logging.DEBUG if path in _QUIET else logging.INFO
-            logger.log(
-                level,
-                "%s %s %d %.1f ms id=%s%s",
-                scope["method"],
+            self._log(
+                scope,
                 path,
                 status if complete and status is not None else CLIENT_CLOSED,
                 (time.monotonic() - began) * 1e3,
-                request_id,
-                state.get("summary", ""),
             )
+
+    def _log(self, scope: Scope, path: str, status: int, duration_ms: float) -> None:
+        summary = scope["state"].get("summary", "")
+        fields = dict(pair.split("=", 1) for pair in summary.split())
+        fields |= {"method": scope["method"], "path": path[:MAX_PATH], "status": status}
+        logger.log(
+            logging.DEBUG if path in _QUIET else logging.INFO,
+            "%s %s %d %.1f ms%s",
+            scope["method"],
+            path[:MAX_PATH],
+            status,
+            duration_ms,
+            summary,
+            extra={"fields": fields | {"duration_ms": round(duration_ms, 1)}},
+        )
 
 
 def _given_id(scope: Scope) -> str | None:

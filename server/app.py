@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from .access_log import RequestLog
+from .auth import ApiKeys
 from .completions import completions
 from .errors import ApiError, JsonResponse
 from .metrics import metrics
@@ -24,6 +26,20 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def create_app(state: ServerState) -> Starlette:
     """An application over a started engine; the caller loads, drains and closes the engine."""
+    options = state.options
+    middleware = [Middleware(RequestLog)]
+    if options.cors_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=options.cors_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=("X-Request-Id", "Retry-After"),
+            )
+        )
+    if options.api_keys:
+        middleware.append(Middleware(ApiKeys, keys=options.api_keys))
     app = Starlette(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
@@ -37,7 +53,7 @@ def create_app(state: ServerState) -> Starlette:
             Route("/version", get_version),
             Route("/metrics", metrics),
         ],
-        middleware=[Middleware(RequestLog)],
+        middleware=middleware,
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
     )
     app.router.redirect_slashes = False

@@ -1,226 +1,175 @@
-"""The `deltaserve` command: its flags, and what is wrong with them before a weight is read.
+"""The `deltaserve` command: what is wrong with its flags is said before a weight is read.
 
 Imports are made where they are needed, so that `--version` and `--help` answer at once.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
+import dataclasses
+import logging
+import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from deltaserve.engine.config import EngineConfig, ModelConfig
 
-from .version import version
+from .flags import UsageError, command_parser
+from .options import ServerOptions
 
-if TYPE_CHECKING:
-    from .lifecycle import ServerOptions
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_ENGINE_FLAGS = (
-    "model_path",
-    "load_format",
-    "device",
-    "dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "prefill_chunk",
-    "block_size",
-    "kv_cache_memory",
-    "max_queue",
-    "seed",
-)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, as all our errors are."""
-        self.exit(2, f"{self.prog}: error: {message} (--help lists the flags)\n")
+API_KEY_VARIABLE = "DELTASERVE_API_KEY"
+MAX_WORKERS = 64
+_OPTION_NAMES = {  # flags that are ServerOptions under another name
+    "tls_certificate": "ssl_certfile",
+    "tls_key": "ssl_keyfile",
+    "num_workers": "api_workers",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = _parser()
-    args = parser.parse_args(argv)
+    parser, serve = command_parser()
     try:
-        return _serve(args)
-    except _UsageError as error:
-        print(f"deltaserve serve: error: {error}", file=sys.stderr)
+        given = vars(parser.parse_args(argv))
+        if "config" in given:
+            from .config_file import read_config_file
+
+            given = {**read_config_file(given["config"], serve), **given}
+        return _serve(given)
+    except UsageError as error:
+        print(f"deltaserve: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the server had its signal handlers
         return 130
 
 
-class _UsageError(Exception):
-    """What the user has to change, in one line."""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="deltaserve", description="Serves the Qwen3.5 family over HTTP.")
-    parser.add_argument("--version", action="version", version=version())
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="serve a checkpoint over the OpenAI completions API",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = serve.add_argument
-    add("--model-path", required=True, metavar="DIR", help="checkpoint in Hugging Face layout")
-    add(
-        "--load-format",
-        choices=("safetensors", "dummy"),
-        default=EngineConfig.load_format,
-        help="dummy: random weights of the config's shapes, for benchmarks",
-    )
-    add(
-        "--served-model-name",
-        action="append",
-        metavar="NAME",
-        help="name that clients use, repeatable; the first is canonical (default: the model path)",
-    )
-    add("--host", default="127.0.0.1", help="address to listen on")
-    add("--port", type=_port, default=8000, help="0 takes a free one")
-    add("--device", choices=("auto", "cuda", "cpu"), default=EngineConfig.device, help="backend")
-    add(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default=EngineConfig.dtype,
-        help="of the weights",
-    )
-    add("--max-model-len", type=_auto_int, default="auto", metavar="N|auto", help="context length")
-    add("--max-num-seqs", type=int, default=None, metavar="N", help="requests that run at once")
-    add(
-        "--max-num-batched-tokens",
-        type=_auto_int,
-        default="auto",
-        metavar="N|auto",
-        help="prompt tokens of a step in which nothing decodes; auto is 256 on the CPU, 8192 on "
-        "CUDA",
-    )
-    add(
-        "--prefill-chunk",
-        type=_auto_int,
-        default="auto",
-        metavar="N|auto",
-        help="prompt tokens of a step in which something decodes; auto is 128 on the CPU, 1024 on "
-        "CUDA",
-    )
-    add(
-        "--block-size",
-        type=int,
-        default=EngineConfig.block_size,
-        metavar="N",
-        help="tokens of a KV cache block",
-    )
-    add("--kv-cache-memory", type=_size, default=None, metavar="BYTES", help="such as 8G")
-    add(
-        "--max-queue",
-        type=int,
-        default=EngineConfig.max_queue,
-        metavar="N",
-        help="waiting requests, 1 or more; what comes beyond gets 429",
-    )
-    add("--max-body-bytes", type=_size, default="32M", metavar="BYTES", help="larger gets 413")
-    add("--seed", type=int, default=None, help="of requests that bring none (default: random)")
-    add(
-        "--shutdown-timeout",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="how long SIGTERM lets open requests run",
-    )
-    add("--log-level", choices=LOG_LEVELS, default="info")
-    return parser
-
-
-def _serve(args: argparse.Namespace) -> int:
+def _serve(given: Mapping[str, Any]) -> int:
     """What can be wrong without reading weights is found here."""
-    import logging
+    if "model_path" not in given:
+        raise UsageError("--model-path is required: the directory of a checkpoint")
+    config = _engine_config(given)
+    model = _model_config(config.model_path)
+    options = _server_options(given)
+    if given.get("dry_run"):
+        return _print_plan(config, model)
 
-    level = getattr(logging, args.log_level.upper())
-    config = _engine_config(args)
-    _check_model(config.model_path)
+    import functools
 
-    from deltaserve.engine.core_process import EngineProcess
+    from deltaserve.engine.core_process import EngineProcess, build_llm_engine
 
-    from .lifecycle import bind, run_server
+    from .lifecycle import run_server
+    from .listen import listen, tls_context
+    from .logs import set_up_logging
 
-    options = _server_options(args)
     try:
-        listener = bind(options.host, options.port)
+        tls_context(options)
     except OSError as error:
-        raise _UsageError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror or error}; choose "
-            "another --port or --host"
+        raise UsageError(
+            f"--ssl-certfile {options.tls_certificate}: no certificate and key can be read: {error}"
         ) from None
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    return run_server(options, EngineProcess(config, log_level=level), listener)
-
-
-def _engine_config(args: argparse.Namespace) -> EngineConfig:
     try:
-        return EngineConfig(**{name: getattr(args, name) for name in _ENGINE_FLAGS})
+        listeners = listen(options)
+    except OSError as error:
+        address, change = f"{options.host}:{options.port}", "another --port or --host"
+        if options.uds is not None:
+            address, change = options.uds, "another --uds"
+        raise UsageError(
+            f"cannot listen on {address}: {error.strerror or error}; choose {change}"
+        ) from None
+    set_up_logging(options.log_level, options.log_format)
+    engine_logging = functools.partial(
+        set_up_logging, options.log_level, options.log_format, "engine"
+    )
+    process = EngineProcess(config, build_llm_engine, set_up_logging=engine_logging)
+    return run_server(options, process, listeners)
+
+
+def _engine_config(given: Mapping[str, Any]) -> EngineConfig:
+    if "kv_cache_memory" in given and "gpu_memory_utilization" in given:
+        raise UsageError("--kv-cache-memory: replaces --gpu-memory-utilization; give one of them")
+    names = {field.name for field in dataclasses.fields(EngineConfig)}
+    try:
+        return EngineConfig(**{name: given[name] for name in names & given.keys()})
     except ValueError as error:
         name, colon, rest = str(error).partition(":")
-        raise _UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
+        raise UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
 
 
-def _check_model(path: str) -> None:
+def _model_config(path: str) -> ModelConfig:
     """The config and what it asks for; weights and tokenizer are read behind the open port."""
     try:
-        ModelConfig.from_hf(path)
+        return ModelConfig.from_hf(path)
     except (ValueError, OSError) as error:
-        raise _UsageError(f"--model-path: {error}") from None
+        raise UsageError(f"--model-path: {error}") from None
 
 
-def _server_options(args: argparse.Namespace) -> ServerOptions:
-    from .lifecycle import ServerOptions
-
-    return ServerOptions(
-        model_path=args.model_path,
-        served_names=tuple(args.served_model_name or [args.model_path]),
-        host=args.host,
-        port=args.port,
-        max_body_bytes=args.max_body_bytes,
-        shutdown_timeout=args.shutdown_timeout,
-    )
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {text!r}")
-    return int(text)
-
-
-def _auto_int(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not re.fullmatch(r"-?\d{1,18}", text):
-        raise argparse.ArgumentTypeError(f"must be a number of tokens or auto, got {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,18})([KMG]?)(?:i?B)?", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"must be bytes, as 1048576 or 512M or 8G, got {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
+def _server_options(given: Mapping[str, Any]) -> ServerOptions:
+    chosen: dict[str, Any] = {}
+    for field in dataclasses.fields(ServerOptions):
+        flag = _OPTION_NAMES.get(field.name, field.name)
+        if flag in given:
+            chosen[field.name] = given[flag]
+    chosen["served_names"] = tuple(given.get("served_model_name", [given["model_path"]]))
+    chosen["api_keys"] = _api_keys(given)
+    chosen["cors_origins"] = tuple(given.get("cors_origin", ()))
+    chosen["request_timeout"] = given.get("request_timeout") or None
+    chosen["log_level"] = getattr(logging, given.get("log_level", "info").upper())
+    options = ServerOptions(**chosen)
+    if not all(options.served_names):
+        raise UsageError("--served-model-name: must not be empty")
+    if not 1 <= options.num_workers <= MAX_WORKERS:
+        raise UsageError(
+            f"--api-workers: must be from 1 to {MAX_WORKERS}, got {options.num_workers}"
+        )
+    if options.tls_key is not None and options.tls_certificate is None:
+        raise UsageError("--ssl-keyfile: needs --ssl-certfile, the certificate of this key")
+    if options.uds is not None and ("host" in given or "port" in given):
+        raise UsageError("--uds: replaces --host and --port; give one or the other")
+    for origin in options.cors_origins:
+        if origin != "*" and not _is_origin(origin):
+            raise UsageError(f"--cors-origin: must be * or as https://example.com, got {origin!r}")
+    if options.chat_template is not None and not Path(options.chat_template).is_file():
+        raise UsageError(f"--chat-template: there is no file {options.chat_template}")
+    return options
 
 
-def _seconds(text: str) -> float:
+def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = list(given.get("api_key", ()))
+    if "" in keys:
+        raise UsageError("--api-key: must not be empty")
+    if API_KEY_VARIABLE in os.environ:
+        keys.append(os.environ[API_KEY_VARIABLE].strip())
+        if not keys[-1]:
+            raise UsageError(f"{API_KEY_VARIABLE}: is set and empty; unset it or give a key")
+    if "api_key_file" in given:
+        try:
+            lines = Path(given["api_key_file"]).read_text().splitlines()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--api-key-file {given['api_key_file']}: {error}") from None
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise UsageError(f"--api-key-file {given['api_key_file']}: holds no key")
+        keys += found
+    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        raise UsageError("--api-key: must be printable ASCII without spaces, as headers are")
+    return tuple(keys)
+
+
+def _is_origin(text: str) -> bool:
+    from urllib.parse import urlsplit
+
     try:
-        value = float(text)
+        parts = urlsplit(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"must be seconds from 0 to 86400, got {text!r}")
-    return value
+        return False
+    return bool(parts.scheme and parts.netloc) and text == f"{parts.scheme}://{parts.netloc}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _print_plan(config: EngineConfig, model: ModelConfig) -> int:
+    from deltaserve.engine.model_loader import create_backend
+
+    try:
+        print(create_backend(config, model).plan.table())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return 0

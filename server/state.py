@@ -9,18 +9,28 @@ from typing import Any
 from deltaserve.engine.async_engine import AsyncEngine
 from deltaserve.engine.tokenizer import Tokenizer
 
+from .options import ServerOptions
+
 
 @dataclass
 class ServerState:
-    """`served_names`: the first is canonical. `tokenizer` is set once it has been read, and
-    `sampling_defaults` with it: SamplingParams' fields that a request leaves out."""
+    """`tokenizer` is set once it has been read, and `sampling_defaults` with it: SamplingParams'
+    fields that a request leaves out. `created`: seconds since the epoch."""
 
     engine: AsyncEngine
-    served_names: tuple[str, ...]
+    options: ServerOptions
     created: int
-    max_body_bytes: int
     tokenizer: Tokenizer | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The first is canonical."""
+        return self.options.served_names
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.options.max_body_bytes
 
     @property
     def unavailable(self) -> str | None:
