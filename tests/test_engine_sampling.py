@@ -202,6 +202,33 @@ def test_plain_rows_have_no_feature() -> None:
     steps.device.close()
 
 
+def test_logprobs_are_of_the_raw_logits_whatever_changed_them() -> None:
+    """The chosen id is one that penalties, bias and the allowed ids made the only one."""
+    params = SamplingParams(
+        logprobs=3, presence_penalty=2.0, logit_bias=((3, -50.0),), allowed_token_ids=(3,)
+    )
+    seq = Sequence("a", (1,), params, state_slot=0, output_ids=[3, 3], num_sampled=2)
+    steps = ScriptedSteps(random.Random(1))
+    steps.inputs.begin()
+    update = steps.sampler.prepare((seq,))
+    assert update is not None
+    steps.sampler.apply(update, steps.ops)
+    decode = ScheduledDecode(seq, 0, 2, -1, True)
+    batch = ScheduledBatch((decode,), (), (), ())
+    rows, slots, positions, features = sample_columns(batch, 1, steps.sampler.features)
+    sampled = SampleBatch(rows, slots, positions, steps.sampler.params, LIMIT, features)
+    logits, outputs = steps.logits(1), empty_outputs(SLOTS, 1)
+    steps.ops.sample(logits, sampled, *outputs.arrays())
+    raw = logits[0, :LIMIT].astype(np.float64)
+    expected = raw - np.log(np.exp(raw).sum())
+    assert outputs.ids.tolist() == [3]
+    np.testing.assert_allclose(outputs.logprobs, expected[3], atol=2e-6)
+    order = np.argsort(-expected, kind="stable")[:20]
+    assert outputs.top_ids[0].tolist() == order.tolist()
+    np.testing.assert_allclose(outputs.top_logprobs[0], expected[order], atol=2e-6)
+    steps.device.close()
+
+
 def test_counts_saturate_rather_than_wrap() -> None:
     seq = Sequence("a", (1,), SamplingParams(frequency_penalty=0.5), state_slot=0)
     seq.output_ids = [3] * 70_000
