@@ -110,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
     const int* __restrict__ state_slots, const int* __restrict__ work_items,
     const int* __restrict__ first_items, float* __restrict__ partial_out,
     float* __restrict__ partial_stats, int B, int NQ, int NKV, int block_size, int max_blocks) {
+    wait_for_earlier_kernels();
     __shared__ float stats[2][WARPS][HEADS];
     __shared__ float merged[WARPS][HEADS][D];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -187,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(64) attention_combine_kernel(
     const float* __restrict__ partial_out, const float* __restrict__ partial_stats,
     const int* __restrict__ first_items, const bf16* __restrict__ qgkv, bf16* __restrict__ out,
     int NQ, int NKV) {
+    wait_for_earlier_kernels();
     const int head = blockIdx.x, row = blockIdx.y, dim = threadIdx.x * 4;
     const int begin = first_items[row], end = first_items[row + 1];
     float largest = -INF;

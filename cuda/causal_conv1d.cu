@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
     const int* __restrict__ cu_seqlens, const int* __restrict__ start_positions,
     const int* __restrict__ initial_slots, const bf16* __restrict__ conv_state,
     bf16* __restrict__ out, int T, int B, int C, int projection) {
+    wait_for_earlier_kernels();
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS;
     if (channel >= C) return;
     float taps[CHANNELS][TAPS];
@@ -89,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(128) conv_state_update_kernel(
     const int* __restrict__ initial_slots, const int* __restrict__ snapshot_starts,
     const int* __restrict__ snapshot_positions, const int* __restrict__ snapshot_slots,
     bf16* conv_state, int C, int projection) {
+    wait_for_earlier_kernels();
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS, b = blockIdx.y;
     if (channel >= C) return;
     const int first = cu_seqlens[b], start = start_positions[b], initial = initial_slots[b];

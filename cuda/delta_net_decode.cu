@@ -76,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_net_decode_kernel(
     const float* __restrict__ norm_weight, float eps, const int* __restrict__ positions,
     const int* __restrict__ state_slots, bf16* conv_state, float* recurrent_state,
     bf16* __restrict__ out, int HK, int HV) {
+    wait_for_earlier_kernels();
     __shared__ __align__(16) float qkv[3][HEAD];
     __shared__ float4 reads[WARPS][WARP], outputs[WARPS][WARP];
     const int n = blockIdx.x, row = blockIdx.y;

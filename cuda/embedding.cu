@@ -8,6 +8,7 @@
 extern "C" __global__ void take_rows_kernel(const int* __restrict__ indices,
                                             const bf16* __restrict__ table,
                                             bf16* __restrict__ out, int H) {
+    wait_for_earlier_kernels();
     const long long row = indices[blockIdx.x];
     const uint4* from = reinterpret_cast<const uint4*>(table + row * H);
     uint4* to = reinterpret_cast<uint4*>(out + static_cast<long long>(blockIdx.x) * H);

@@ -10,6 +10,7 @@
 extern "C" __global__ void __launch_bounds__(128) gated_rms_norm_kernel(
     const bf16* x, const bf16* __restrict__ qkvzba, const float* __restrict__ weight,
     float eps, bf16* out, int HK, int HV) {
+    wait_for_earlier_kernels();
     const int head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (head >= HV) return;
     const int at = head * HEAD + (threadIdx.x % WARP) * 4;

@@ -15,6 +15,7 @@ extern "C" __global__ void __launch_bounds__(1024) prepare_decode_kernel(
     int* input_ids, const int* positions, const int* state_slots, int* slot_mapping,
     const int* next_ids, const int* block_tables, int* work_items, int* first_items, int B,
     int max_blocks, int block_size) {
+    wait_for_earlier_kernels();
     __shared__ int ends[1024];
     const int b = threadIdx.x;
     int splits = 0;

@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_write_kernel(
     float eps, const float* __restrict__ inv_freq, const int* __restrict__ positions,
     const int* __restrict__ slot_mapping, bf16* __restrict__ q_out, bf16* __restrict__ k_cache,
     bf16* __restrict__ v_cache, int NQ, int NKV, int block_size) {
+    wait_for_earlier_kernels();
     const int head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (head >= NQ + 2 * NKV) return;
     const int lane = threadIdx.x % WARP, t = blockIdx.y;

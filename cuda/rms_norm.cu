@@ -28,6 +28,7 @@ __device__ inline void norm_row(float (&x)[COLUMNS], bool inside, const bf16* we
 extern "C" __global__ void __launch_bounds__(1024)
     rms_norm_kernel(const bf16* __restrict__ x, const bf16* __restrict__ weight, float eps,
                     bf16* __restrict__ out, int H) {
+    wait_for_earlier_kernels();
     const int column = threadIdx.x * COLUMNS;
     const bool inside = column < H;
     const long long at = static_cast<long long>(blockIdx.x) * H + column;
@@ -39,6 +40,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 extern "C" __global__ void __launch_bounds__(1024)
     add_rms_norm_kernel(const bf16* __restrict__ branch, bf16* __restrict__ residual,
                         const bf16* __restrict__ weight, float eps, bf16* __restrict__ out, int H) {
+    wait_for_earlier_kernels();
     const int column = threadIdx.x * COLUMNS;
     const bool inside = column < H;
     const long long at = static_cast<long long>(blockIdx.x) * H + column;
@@ -58,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     add_rms_norm_partials_kernel(const float* __restrict__ partials, bf16* __restrict__ residual,
                                  const bf16* __restrict__ weight, float eps, bf16* __restrict__ out,
                                  int H, int S) {
+    wait_for_earlier_kernels();
     const int column = threadIdx.x * COLUMNS;
     const bool inside = column < H;
     const long long at = static_cast<long long>(blockIdx.x) * H + column;

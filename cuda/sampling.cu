@@ -27,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
     const int* __restrict__ listed_ids, const float* __restrict__ listed_biases,
     const int* __restrict__ num_listed, int max_listed, u64* __restrict__ segment_keys, int vocab,
     int limit) {
+    wait_for_earlier_kernels();
     __shared__ u64 scratch[WARP];
     __shared__ u32 listed_bits[LISTED_BITS / 32];
     const int b = blockIdx.y;
@@ -189,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     const int* __restrict__ num_logprobs, const u64* __restrict__ segment_keys, int* next_ids,
     int* out_ids, float* out_logprobs, int* out_top_ids, float* out_top_logprobs, int vocab,
     int limit) {
+    wait_for_earlier_kernels();
     __shared__ u64 bins[BINS], scratch[THREADS / WARP], keys[MAX_TOP];
     __shared__ u32 listed_bits[LISTED_BITS / 32];
     const int i = blockIdx.x;

@@ -11,10 +11,12 @@ __device__ inline void scatter(const T* values, const int* indices, T* out, int 
 
 extern "C" __global__ void scatter_32_kernel(const unsigned* values, const int* indices,
                                              unsigned* out, int n) {
+    wait_for_earlier_kernels();
     scatter(values, indices, out, n);
 }
 
 extern "C" __global__ void scatter_64_kernel(const unsigned long long* values, const int* indices,
                                              unsigned long long* out, int n) {
+    wait_for_earlier_kernels();
     scatter(values, indices, out, n);
 }

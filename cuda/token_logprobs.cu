@@ -21,6 +21,7 @@ constexpr int MAX_GROUP = 244;  // ids of a group: what 48 KiB of shared memory 
 extern "C" __global__ void __launch_bounds__(1024, 1) token_logprobs_kernel(
     const float* __restrict__ logits, const int* __restrict__ target_ids, float* out_logprobs,
     int* out_ranks, int* out_top_ids, float* out_top_logprobs, int vocab, int limit, int num_top) {
+    wait_for_earlier_kernels();
     __shared__ u64 group_keys[THREADS], candidates[MAX_TOP * MAX_GROUP], scratch[THREADS / WARP];
     __shared__ int groups[MAX_TOP];
     __shared__ int num_candidates;

@@ -42,9 +42,13 @@ def launch(
     }
     if kernel == "stream":
         grid = (-(-m // block_m), -(-n // columns), segments)
-        gemm.gemm_stream_kernel[grid](x, w, out, m, n, k, segment, **constants)
+        gemm.gemm_stream_kernel[grid](
+            x, w, out, m, n, k, segment, EARLY_START=False, PREFETCH_K=0, **constants
+        )
     else:
-        gemm.gemm_persistent_kernel[(3,)](x, w, out, m, n, k, segment, GROUP_M=2, **constants)
+        gemm.gemm_persistent_kernel[(3,)](
+            x, w, out, m, n, k, segment, GROUP_M=2, EARLY_START=False, **constants
+        )
     return x, w, out
 
 
@@ -84,9 +88,9 @@ def test_nothing_is_written_beyond_the_output(kernel: str) -> None:
     args = (random(m, k), random(n, k), guarded[: m * n].view(m, n), m, n, k, k)
     constants = {"BLOCK_N": 16, "BLOCK_M": 16, "BLOCK_K": 32, "SILU_MUL": False}
     if kernel == "stream":
-        gemm.gemm_stream_kernel[(1, 2, 1)](*args, **constants)
+        gemm.gemm_stream_kernel[(1, 2, 1)](*args, EARLY_START=False, PREFETCH_K=0, **constants)
     else:
-        gemm.gemm_persistent_kernel[(2,)](*args, GROUP_M=2, **constants)
+        gemm.gemm_persistent_kernel[(2,)](*args, GROUP_M=2, EARLY_START=False, **constants)
     assert torch.isfinite(guarded[: m * n]).all()
     assert torch.isnan(guarded[m * n :]).all()
 

@@ -72,7 +72,7 @@ def plan(arch: str, candidates: bool, compilers: dict[str, str]) -> Iterator[Job
     tools = json.dumps(compilers, sort_keys=True)
     how = (HERE / "compile_triton.py").read_bytes()
     for variant in all_variants(arch, candidates):
-        modules = (variant.module, "varlen")
+        modules = (variant.module, "varlen", "early_start")
         source = b"".join((HERE / "kernels" / f"{module}.py").read_bytes() for module in modules)
         fields = asdict(variant) | {"aligned": sorted(variant.aligned)}
         yield Job(arch, variant, digest(arch, tools, how, source, json.dumps(fields)))

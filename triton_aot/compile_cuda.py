@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cuda_sources import CUDA, include_dirs, kernels
+from architectures import capability
+from cuda_sources import CUDA, include_dirs, kernels, waiting_kernels
 from cupy_backends.cuda.libs import nvrtc
 
 _USAGE = re.compile(
@@ -33,6 +34,7 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     cubin = nvrtc.getCUBIN(program)
     nvrtc.destroyProgram(program)
     usage = {match["name"]: match for match in _USAGE.finditer(log)}
+    waiting = waiting_kernels(text) if capability(arch) >= 90 else set()
     entries = {}
     for name, signature in kernels(text).items():
         used = usage[name]
@@ -41,6 +43,7 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
             "function": name,
             "signature": signature,
             "constants": {},
+            "may_start_early": name in waiting,
             "shared": int(shared[1]) if shared else 0,
             "registers": int(used["registers"]),
             "stack": int(used["stack"]),

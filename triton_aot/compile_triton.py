@@ -56,6 +56,7 @@ def compile_variant(variant: Variant, arch: str) -> tuple[bytes, dict[str, Any]]
         "shared": metadata.shared,
         "global_scratch": metadata.global_scratch_size,
         "global_scratch_align": metadata.global_scratch_align,
+        "may_start_early": "griddepcontrol.wait" in kernel.asm["ptx"],
         "profile_scratch": metadata.profile_scratch_size,
         "may_spill": variant.may_spill,
         **resource_usage(cubin),

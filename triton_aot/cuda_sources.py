@@ -44,6 +44,17 @@ def parse_signature(parameters: str) -> list[str]:
     return kinds
 
 
+def waiting_kernels(text: str) -> set[str]:
+    """The kernels of a file that wait for those before them by themselves (see common.cuh)."""
+    starts = [(match.start(), match["name"]) for match in _ENTRY.finditer(text)]
+    ends = [start for start, _ in starts[1:]] + [len(text)]
+    return {
+        name
+        for (start, name), end in zip(starts, ends, strict=True)
+        if "wait_for_earlier_kernels();" in text[start:end]
+    }
+
+
 def kernels(text: str) -> dict[str, list[str]]:
     """The kernels of a file: name -> signature."""
     return {match["name"]: parse_signature(match["parameters"]) for match in _ENTRY.finditer(text)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from architectures import KIB, MAX_SHARED
+from architectures import KIB, MAX_SHARED, capability
 from gemm_tiles import FORMS, Tile, read_table, used_tiles
 
 # Tiles that tools/tune_gemm.py tries besides those in use; compiled with --candidates.
@@ -43,6 +43,9 @@ CANDIDATES = (
     "persistent_128x256x64_s3_w8",
 )
 
+PREFETCH_K = 256
+"""Elements of each weight row that a GEMM of few rows asks for before earlier kernels have ended."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -61,15 +64,19 @@ class Variant:
     may_spill: bool = False
 
 
-def gemm_variant(form: str, tile: Tile, may_spill: bool) -> Variant:
+def gemm_variant(arch: str, form: str, tile: Tile, may_spill: bool) -> Variant:
+    early_start = capability(arch) >= 90
     constants: dict[str, int | bool | str] = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
         "BLOCK_K": tile.block_k,
         "SILU_MUL": form == "silu_mul",
+        "EARLY_START": early_start,
     }
     if tile.kernel == "persistent":
         constants["GROUP_M"] = 8
+    else:
+        constants["PREFETCH_K"] = PREFETCH_K if early_start else 0
     out = "*fp32" if form == "fp32" else "*bf16"
     return Variant(
         name=f"gemm.{form}.{tile.name}",
@@ -101,7 +108,7 @@ def gemm_variants(arch: str, candidates: bool) -> list[Variant]:
         more = {(form, name) for form in FORMS for name in CANDIDATES}
         more |= {("fp32", name) for _, name in used}
     return [
-        gemm_variant(form, Tile.parse(name), (form, name) not in used)
+        gemm_variant(arch, form, Tile.parse(name), (form, name) not in used)
         for form, name in sorted(used | more)
     ]
 

@@ -18,6 +18,17 @@ constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
     T* name = reinterpret_cast<T*>(shared_bytes)
 #endif
 
+// The first statement of every kernel: returns when the kernels before it on the stream have ended
+// and what they wrote can be read. Its blocks are placed while those end, and those of the kernel
+// after it as soon as there is room: a chain of short kernels does not pay for each launch. The
+// manifest marks kernels that call it; the loader launches those accordingly.
+__device__ inline void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ inline bf16 to_act(float x) { return __float2bfloat16_rn(x); }
 __device__ inline float round_act(float x) { return to_float(to_act(x)); }

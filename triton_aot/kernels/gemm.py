@@ -25,6 +25,8 @@ Check: tests/test_triton_gemm.py (interpreter), tools/gpu_check.py --only gemm. 
 import triton
 import triton.language as tl
 
+from .early_start import prefetch_rows, wait_for_earlier_kernels
+
 
 @triton.jit
 def silu_mul(gate, up, act: tl.constexpr):
@@ -48,6 +50,8 @@ def gemm_stream_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SILU_MUL: tl.constexpr,
+    EARLY_START: tl.constexpr,
+    PREFETCH_K: tl.constexpr,
 ):
     """Grid (ceil(M / BLOCK_M), ceil(N / columns), segments): programs that share weight rows are
     neighbours. `columns` is BLOCK_N, with SILU_MUL half of it: the tile then holds gate and up rows
@@ -66,6 +70,11 @@ def gemm_stream_kernel(
     x_rows = tl.minimum(first_m + tl.arange(0, BLOCK_M), M - 1)
     begin = segment * SEGMENT
     end = tl.minimum(begin + SEGMENT, K)
+    if EARLY_START:
+        # the weight is nobody's output: its first part may come while earlier kernels end
+        if PREFETCH_K > 0:
+            prefetch_rows(w + weight_rows * K + begin, PREFETCH_K)
+        wait_for_earlier_kernels()
     tile_k = tl.arange(0, BLOCK_K)
     w_tile = w + weight_rows[:, None] * K + (begin + tile_k)[None, :]
     x_tile = x + x_rows[None, :] * K + (begin + tile_k)[:, None]
@@ -112,6 +121,7 @@ def gemm_persistent_kernel(
     BLOCK_K: tl.constexpr,
     SILU_MUL: tl.constexpr,
     GROUP_M: tl.constexpr,
+    EARLY_START: tl.constexpr,
 ):
     """Grid: any number of programs, normally one a multiprocessor. BLOCK_N counts weight rows, gate
     and up together. The tensor descriptors lie in the kernel's global scratch."""
@@ -119,6 +129,8 @@ def gemm_persistent_kernel(
     # fp32 outputs come in segments that a tile may not run across, so they are stored by masks.
     STORE_TILE: tl.constexpr = act.primitive_bitwidth == 16
     COLUMNS: tl.constexpr = BLOCK_N // 2 if SILU_MUL else BLOCK_N
+    if EARLY_START:
+        wait_for_earlier_kernels()  # before the descriptors: their scratch is every kernel's
     x_desc = tl.make_tensor_descriptor(x, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
     if SILU_MUL:
         # one load brings the gate rows and the up rows of a tile

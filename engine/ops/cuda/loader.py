@@ -8,7 +8,6 @@ kernels take two pointers more than they declare: that scratch, and one for prof
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,10 @@ from ...data_files import find_data_dir
 from .checkout import refresh_cuda_kernels
 from .detect import check_gpu, find_gpus
 from .kernels import Grid
+from .launch import KernelLauncher, load_driver
 
 Array = Any
 
-_SCALARS: dict[str, Callable[[Any], Any]] = {
-    "i32": np.int32,
-    "u32": np.uint32,
-    "u64": np.uint64,
-    "fp32": np.float32,
-}
-_DTYPES = {
-    "*bf16": "bfloat16",
-    "*fp32": "float32",
-    "*i32": "int32",
-    "*u32": "uint32",
-    "*u64": "uint64",
-}
-_NULL = np.uint64(0)
 MAX_SCRATCH_PROGRAMS = 1 << 14
 """Programs of one launch of a kernel with global scratch (tensor descriptors, 384 bytes each)."""
 _STATIC_SHARED = 48 * 1024
@@ -48,18 +34,6 @@ def read_manifest(folder: Path | None = None) -> dict[str, Any]:
         raise FileNotFoundError(f"no compiled kernels: {path} is missing (make aot)")
     manifest: dict[str, Any] = json.loads(path.read_text())
     return manifest
-
-
-class _Kernel:
-    """One loaded kernel; loaded when it is first asked for."""
-
-    def __init__(self, function: Any, entry: dict[str, Any]) -> None:
-        self.function = function
-        self.threads: int = entry.get("threads", 0)
-        self.is_triton = "threads" in entry
-        self.dynamic_shared: int = entry["shared"] if self.is_triton else 0
-        self.scratch: int = entry.get("global_scratch", 0)
-        self.signature: tuple[str, ...] = tuple(entry["signature"])
 
 
 class KernelLibrary:
@@ -82,7 +56,9 @@ class KernelLibrary:
         self.gemm_tiles: dict[str, Any] = own["gemm_tiles"]
         self.num_multiprocessors: int = device.attributes["MultiProcessorCount"]
         self._modules: dict[str, Any] = {}
-        self._kernels: dict[str, _Kernel] = {}
+        self._driver = load_driver()
+        self._kernels: dict[str, KernelLauncher] = {}
+        self._scratch_sizes: dict[str, int] = {}
         largest = max((e.get("global_scratch", 0) for e in self._entries.values()), default=0)
         # Programs past the end of a varlen grid return before they touch their part; all others
         # are in flight on one stream, one launch after the other, so one buffer serves all.
@@ -102,40 +78,32 @@ class KernelLibrary:
     def launch(self, name: str, grid: Grid, threads: int, *args: Any) -> None:
         """See `Kernels.launch`; on the current stream."""
         kernel = self._kernels.get(name) or self._kernel(name)
-        assert len(args) == len(kernel.signature), (name, len(args), len(kernel.signature))
-        values: list[Any] = []
-        for kind, argument in zip(kernel.signature, args, strict=True):
-            if argument is None:
-                assert kind[0] == "*", name
-                values.append(_NULL)
-            elif kind[0] == "*":
-                assert argument.dtype.name == _DTYPES[kind], (name, kind, argument.dtype)
-                assert argument.flags.c_contiguous, name
-                values.append(argument)
-            else:
-                values.append(_SCALARS[kind](argument))
-        if kernel.is_triton:
-            needed = kernel.scratch * grid[0] * grid[1] * grid[2]
-            assert needed <= self._scratch_size, (name, grid)
-            values += [self._scratch if kernel.scratch else _NULL, _NULL]
-        kernel.function(
-            grid, (threads or kernel.threads, 1, 1), tuple(values), kernel.dynamic_shared
-        )
+        scratch = self._scratch_sizes[name]
+        assert scratch * grid[0] * grid[1] * grid[2] <= self._scratch_size, (name, grid)
+        kernel(self._cupy.cuda.get_current_stream().ptr, grid, threads, args)
 
-    def _kernel(self, name: str) -> _Kernel:
+    def _kernel(self, name: str) -> KernelLauncher:
         if name not in self._kernels:
             entry = self._entries[name]
             function = self._module(entry["file"]).get_function(entry["function"])
-            kernel = _Kernel(function, entry)
-            if kernel.dynamic_shared > _STATIC_SHARED:
+            is_triton = "threads" in entry
+            shared = entry["shared"] if is_triton else 0
+            if shared > _STATIC_SHARED:
                 from cupy_backends.cuda.api import driver
 
-                driver.funcSetAttribute(
-                    function.ptr,
-                    driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    kernel.dynamic_shared,
-                )
-            self._kernels[name] = kernel
+                attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                driver.funcSetAttribute(function.ptr, attribute, shared)
+            scratch = entry.get("global_scratch", 0)
+            self._scratch_sizes[name] = scratch
+            self._kernels[name] = KernelLauncher(
+                self._driver,
+                function.ptr,
+                entry["signature"],
+                threads=entry.get("threads", 0),
+                shared=shared,
+                extra=(self._scratch.data.ptr if scratch else 0, 0) if is_triton else (),
+                may_start_early=entry.get("may_start_early", False),
+            )
         return self._kernels[name]
 
     def _module(self, file: str) -> Any:
