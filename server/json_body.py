@@ -8,13 +8,14 @@ limit. Fields of type `msgspec.Raw` stay as they are, for who knows how to read 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from .errors import ApiError
 
-MAX_FIELD_BYTES = 4 << 20
+MAX_FIELD_BYTES = 1 << 20
 _RAW = (msgspec.Raw, msgspec.Raw | None)
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -22,10 +23,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class BodyParser(Generic[T]):
     """Reads bodies of one struct type. Null means absent; a field without a default is required;
-    what the struct does not list is refused."""
+    what the struct does not list is refused. `max_bytes`: of fields that may be long."""
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: type[T], max_bytes: Mapping[str, int] | None = None) -> None:
         self._kind = kind
+        self._max_bytes = dict(max_bytes or {})
         fields = msgspec.structs.fields(kind)
         self._required = [field.name for field in fields if field.required]
         self._decoders: dict[str, msgspec.json.Decoder[Any] | None] = {
@@ -50,8 +52,9 @@ class BodyParser(Generic[T]):
             if decoder is None:
                 values[name] = raw
                 continue
-            if len(memoryview(raw)) > MAX_FIELD_BYTES:
-                raise invalid(name, f"{name}: is longer than {MAX_FIELD_BYTES} bytes")
+            limit = self._max_bytes.get(name, MAX_FIELD_BYTES)
+            if len(memoryview(raw)) > limit:
+                raise invalid(name, f"{name}: is longer than {limit} bytes")
             values[name] = decode_field(decoder, raw, name)
         for name in self._required:
             if name not in values:

@@ -196,7 +196,7 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-_parser = BodyParser(CompletionBody)
+_parser = BodyParser(CompletionBody, {"allowed_token_ids": 12 * MAX_ALLOWED_TOKEN_IDS})
 _anything: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _MAX_NEUTRAL_BYTES = 256
 

@@ -155,8 +155,9 @@ def test_required_fields(name: str) -> None:
 
 
 def test_a_field_of_megabytes_is_refused_undecoded() -> None:
-    error = refusal(stop_token_ids=[1] * (3 << 20))
-    assert error.message == "stop_token_ids: is longer than 4194304 bytes"
+    error = refusal(stop=["no"] * (1 << 20))
+    assert (error.param, error.message) == ("stop", "stop: is longer than 1048576 bytes")
+    assert parse(allowed_token_ids=[123_456] * 2**18).allowed_token_ids == [123_456] * 2**18
 
 
 @pytest.mark.parametrize(
