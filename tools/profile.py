@@ -4,11 +4,11 @@
     python -m tools.profile --model-path models/demo --device cpu --decode 4
     python -m tools.profile --size 4B --decode 1 --nsys step       (or --ncu step, where installed)
 
-The engine runs as it serves, but launches its kernels one by one, so that each is known by op: the
-same kernels as in the graphs. Random weights of a true size, or those of --model-path. For each kind
-of step two tables. Ops: with the bytes and FLOPs that their arguments ask for, and "of roof", what
-share of the measured time those take at the card's peaks. Kernels: with their ops. "The whole step":
-how long it takes the device in a CUDA graph, the gaps between kernels included. On the CPU an op
+The engine runs as it serves, but launches its kernels one by one, so that each is known by op: they
+are the kernels of the graphs. Random weights of a true size, or those of --model-path. Each kind
+of step has two tables. Ops: with the bytes and FLOPs that they ask for and, "of roof", what
+share of the measured time those take at the card's peaks. Kernels: with their ops. "The whole step"
+is how long it takes the device in a CUDA graph, the gaps between kernels included. On the CPU an op
 counts as one kernel.
 """
 

@@ -66,13 +66,14 @@ class Profile:
         is_path = Path(model).is_dir()
         self._model = ModelConfig.from_hf(model if is_path else hf_text_config(model))
         max_len = min(max_len, self._model.max_position_embeddings)
+        budget = max(-(-max_len // 64) * 64, 8192)
         config = EngineConfig(
             model,
             device=device,  # type: ignore[arg-type]
             max_num_seqs=max_rows,
             max_model_len=max_len,
-            max_num_batched_tokens=max(-(-max_len // 64) * 64, 8192),
-            prefill_chunk=1024,
+            max_num_batched_tokens=budget,
+            prefill_chunk=budget,
         )
         self._backend = create_backend(config, self._model)
         self._cuda = self._backend.device.has_graphs
