@@ -44,8 +44,10 @@ class FakeTimer:
 def log_over(functions: list[str]) -> tuple[LaunchLog, Any, list[str]]:
     """A log, the library that it watches, and what was really launched."""
     launched: list[str] = []
+    config = SimpleNamespace(num_attributes=1)
     library = SimpleNamespace(
-        launch=lambda name, *args: launched.append(name),
+        launch=lambda name, *args: launched.append(f"{name}{config.num_attributes}"),
+        _kernel=lambda name: SimpleNamespace(_config=config),
         _entries={name: {"function": f"{name}_kernel"} for name in "abc"},
     )
     log = LaunchLog(FakeTimer(functions))
@@ -72,7 +74,7 @@ def test_launches_belong_to_the_op_around_them() -> None:
     step = step_of(log, library)
     step()  # not recorded, launched all the same
     timed = log.record(step, [(4, 5)])
-    assert launched == ["a", "b", "c", "a"] * 2
+    assert launched == ["a1", "b1", "c1", "a1", "a0", "b0", "c0", "a0"]  # recorded: none early
     assert [(launch.op, launch.kernel, us) for launch, us in timed] == [
         ("rms_norm", "a", 1.0),
         ("attention_decode", "b", 2.0),

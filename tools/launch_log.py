@@ -49,7 +49,8 @@ class LaunchLog:
         self._host_times: list[KernelTime] = []
 
     def watch(self, library: Any) -> None:
-        """From here on this stands in for `launch` of a KernelLibrary."""
+        """From here on this stands in for `launch` of a KernelLibrary. Recorded kernels start when
+        those before them have ended, so that their times do not overlap."""
         launch, entries, timer = library.launch, library._entries, self._timer
         assert timer is not None
 
@@ -60,7 +61,10 @@ class LaunchLog:
             op = next((op for op in reversed(self._open) if op is not None), None)
             label, call, cost = op[:3] if op is not None else ("", -1, None)
             self._launches.append(Launch(label, call, cost, name, entries[name]["function"]))
+            config = library._kernel(name)._config
+            early, config.num_attributes = config.num_attributes, 0
             timer.launch(lambda: launch(name, *args))
+            config.num_attributes = early
 
         library.launch = noted
 

@@ -8,8 +8,8 @@ The engine runs as it serves, but launches its kernels one by one, so that each 
 are the kernels of the graphs. Random weights of a true size, or those of --model-path. Each kind
 of step has two tables. Ops: with the bytes and FLOPs that they ask for and, "of roof", what
 share of the measured time those take at the card's peaks. Kernels: with their ops. "The whole step"
-is how long it takes the device in a CUDA graph, the gaps between kernels included. On the CPU an op
-counts as one kernel.
+is how long it takes the device in a CUDA graph, where a kernel may start while the one before it
+ends, and where there are gaps. On the CPU an op counts as one kernel.
 """
 
 from __future__ import annotations
