@@ -173,3 +173,7 @@ def _print_plan(config: EngineConfig, model: ModelConfig) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
