@@ -43,7 +43,7 @@ CANDIDATES = (
     "persistent_128x256x64_s3_w8",
 )
 
-PREFETCH_K = 256
+PREFETCH_K = 0
 """Elements of each weight row that a GEMM of few rows asks for before earlier kernels have ended."""
 
 

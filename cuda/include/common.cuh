@@ -18,14 +18,23 @@ constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
     T* name = reinterpret_cast<T*>(shared_bytes)
 #endif
 
-// The first statement of every kernel: returns when the kernels before it on the stream have ended
+// Lets the blocks of the next kernel be placed as soon as all blocks of this one have called it. For
+// a kernel that has work to do before its wait; the others need not.
+__device__ inline void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The first statement of every kernel, or in one that first reads weights, which no kernel writes,
+// what comes before all other reads and every write, in every block: returns when the kernels before it on the stream have ended
 // and what they wrote can be read. Its blocks are placed while those end, and those of the kernel
 // after it as soon as there is room: a chain of short kernels does not pay for each launch. The
 // manifest marks kernels that call it; the loader launches those accordingly.
 __device__ inline void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    let_next_kernel_start();
 #endif
 }
 

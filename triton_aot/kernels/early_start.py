@@ -12,9 +12,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait_for_earlier_kernels():
-    """Returns when the kernels before this one have ended, and lets the next one be placed."""
-    gdc_wait()
+    """Returns when the kernels before this one have ended; before that, the next one may be placed
+    as soon as all blocks of this one are."""
     gdc_launch_dependents()
+    gdc_wait()
 
 
 @triton.jit
