@@ -65,7 +65,8 @@ class ServerProcess:
                 stderr=log,
                 start_new_session=True,
             )
-        self.port = int(wait_until("listening", lambda: self._find(r"listening on \S+:(\d+)")))
+        address = wait_until("listening", lambda: self._find(r"listening on (\S+),"))
+        self.port = int(address.rpartition(":")[2]) if "://" in address else 0
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=DEADLINE_S)
 

@@ -1,0 +1,170 @@
+"""Several HTTP workers over one engine: shared counts, a worker's death, a drained end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .scripted_engine import ENDLESS, output_id
+from .server_process import ServerProcess, is_alive, start_scripted, wait_until
+from .test_server_lifecycle import Stream
+
+NUM_WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    started = start_workers(tmp_path_factory.mktemp("workers"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    started = start_workers(tmp_path)
+    yield started
+    started.stop()
+
+
+def start_workers(directory: Path) -> ServerProcess:
+    started = start_scripted(
+        directory, num_workers=NUM_WORKERS, step_s=0.01, max_running=8, max_queue=8
+    )
+    wait_until("all workers ready", lambda: all(begun(started, n) for n in range(NUM_WORKERS)))
+    return started.wait_ready()
+
+
+class CutStream(Stream):
+    """One that may be cut short."""
+
+    def run(self) -> None:
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            super().run()
+
+
+def begun(server: ServerProcess, number: int) -> bool:
+    """Asks until the worker has answered one of the connections."""
+    headers = {"Connection": "close"}
+    if f" worker {number}: GET /begun" not in server.log():
+        server.client.get("/begun", headers=headers)
+    return f" worker {number}: GET /begun" in server.log()
+
+
+def worker_of(server: ServerProcess, request_id: str) -> int:
+    """The number of the worker that logged this request's end."""
+    line = wait_until(
+        "logged",
+        lambda: next((x for x in server.log().splitlines() if x.endswith(f"id={request_id}")), ""),
+    )
+    return int(line.partition(" worker ")[2].partition(":")[0])
+
+
+def worker_pids(server: ServerProcess) -> set[int]:
+    """Those that hold a listening socket beside the parent's: all children but the engine."""
+    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    return {
+        pid
+        for pid in map(int, path.read_text().split())
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and listens(pid)
+    }
+
+
+def listens(pid: int) -> bool:
+    links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return any(row[3] == "0A" and row[9] in inodes for row in rows)
+
+
+def test_every_worker_tells_the_counts_of_all(server: ServerProcess) -> None:
+    for n in range(8):
+        with httpx.Client(base_url=server.url) as client:
+            body = {"model": "scripted", "prompt": [50 + n], "max_tokens": 3}
+            assert client.post("/v1/completions", json=body).status_code == 200
+    seen: set[int] = set()
+    while len(seen) < NUM_WORKERS:
+        with httpx.Client(base_url=server.url) as client:
+            response = client.get("/metrics")
+            assert 'vllm:generation_tokens_total{model_name="scripted"} 24.0' in response.text
+            assert 'finished_reason="length",model_name="scripted"} 8.0' in response.text
+            seen.add(worker_of(server, client.get("/nope").headers["x-request-id"]))
+
+
+def test_a_dead_worker_takes_only_its_own_connections_along(server: ServerProcess) -> None:
+    streams = [CutStream(server, [50 + n], 150) for n in range(4)]
+    endless = [
+        socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)
+    ]  # in prefill for ever, so that nothing is sent for them
+    for connection in endless:
+        body = b'{"model":"scripted","prompt":[%d],"max_tokens":1}' % ENDLESS
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+    wait_until("all run", lambda: server.metrics()["vllm:num_requests_running"] == 8)
+    before = worker_pids(server)
+    assert len(before) == NUM_WORKERS
+    victim = min(before)
+    os.kill(victim, signal.SIGKILL)
+    wait_until("another", lambda: len(worker_pids(server) - before) == 1)
+    for connection in endless:
+        connection.close()
+    wait_until("freed", server.is_idle)
+    for n, stream in enumerate(streams):
+        stream.join(60)
+        if stream.events and stream.events[-1] == "[DONE]":
+            text = "".join(e["choices"][0]["text"] for e in stream.finish())
+            assert text == "".join(chr(output_id([50 + n], i)) for i in range(150))
+    assert "starting another" in server.log()
+    assert server.complete(model="scripted", prompt="a", max_tokens=1).status_code == 200
+
+
+def test_a_signal_lets_every_worker_finish(own_server: ServerProcess) -> None:
+    server = own_server
+    streams = [Stream(server, [50 + n], 60) for n in range(6)]
+    wait_until("all begun", lambda: all(stream.events for stream in streams))
+    children = worker_pids(server) | {server.engine_pid}
+    os.killpg(server.process.pid, signal.SIGINT)  # as Ctrl-C does
+    for n, stream in enumerate(streams):
+        text = "".join(event["choices"][0]["text"] for event in stream.finish())
+        assert text == "".join(chr(output_id([50 + n], i)) for i in range(60))
+    assert server.wait() == 0
+    assert not any(map(is_alive, children))
+    assert "Traceback" not in server.log()
+
+
+def test_a_killed_parent_leaves_nobody_behind(own_server: ServerProcess) -> None:
+    server = own_server
+    children = worker_pids(server) | {server.engine_pid}
+    server.signal(signal.SIGKILL)
+    server.wait()
+    wait_until("all gone", lambda: not any(map(is_alive, children)))
+
+
+def test_an_engine_that_cannot_load_ends_all(tmp_path: Path) -> None:
+    server = start_scripted(
+        tmp_path, num_workers=NUM_WORKERS, load_error="no such tensor", load_s=0.3
+    )
+    assert server.wait() == 1
+    assert "cannot load: no such tensor" in server.log()
+    assert "Traceback" not in server.log()
+
+
+def test_workers_share_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    server = start_scripted(tmp_path, num_workers=NUM_WORKERS, uds=str(path))
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=60) as client:
+            wait_until("ready", lambda: client.get("http://x/ready").status_code == 200)
+            body = {"model": "scripted", "prompt": "a", "max_tokens": 2}
+            assert client.post("http://x/v1/completions", json=body).status_code == 200
+    finally:
+        server.stop()
+    assert not path.exists()
