@@ -11,10 +11,11 @@ from collections.abc import Sequence as SequenceOf
 from .scheduled_batch import ScheduledBatch
 from .sequence import FinishReason, RequestOutput, Sequence, SequenceStatus, TokenLogprobs
 
-_ROW_ERRORS = {
-    -1: "the logits were not finite",
-    -2: "allowed_token_ids, bad_words and min_tokens together leave no token that may be sampled",
-}
+NO_TOKEN_LEFT = (
+    "allowed_token_ids, bad_words and min_tokens together leave no token that may be sampled"
+)
+"""The one error of a request that is its sender's fault."""
+_ROW_ERRORS = {-1: "the logits were not finite", -2: NO_TOKEN_LEFT}
 """By what `Ops.sample` gives in place of an id."""
 
 

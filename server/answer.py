@@ -17,6 +17,7 @@ from msgspec import UNSET
 from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable
 from deltaserve.engine.output_processor import OutputProcessor, TextLogprob, TextOutput
 from deltaserve.engine.sequence import FinishReason, RequestOutput, TokenLogprobs
+from deltaserve.engine.step_outputs import NO_TOKEN_LEFT
 from deltaserve.engine.tokenizer import Tokenizer
 
 from .echo import PromptEcho, finite, joined, vllm_prompt_logprobs
@@ -79,6 +80,8 @@ class Answer:
                 choice.num_cached_tokens += text.num_cached_tokens
                 if text.finish_reason is FinishReason.STOP:
                     choice.request.close(FinishReason.STOP)
+                if text.error == NO_TOKEN_LEFT:
+                    raise ApiError(400, text.error)
                 if text.finish_reason is FinishReason.ERROR:
                     raise ApiError(500, f"the request failed: {text.error}")
                 yield choice, text

@@ -235,6 +235,25 @@ def test_a_value_out_of_range_is_named(
     assert error["param"] == message.partition(":")[0]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [Z], "bad_words": ["z"]},
+        {"allowed_token_ids": [IM_END_ID], "min_tokens": 2},
+    ],
+    ids=["bad_words", "min_tokens"],
+)
+def test_parameters_that_leave_no_token_are_the_senders_error(
+    server: ServerProcess, fields: dict[str, Any]
+) -> None:
+    message = "together leave no token that may be sampled"
+    response = server.complete(model="m", prompt="a", **fields)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+    (event,) = stream(server, "a", **fields)
+    assert message in event["error"]["message"]
+
+
 def test_finished_reasons_are_those_of_the_answers(server: ServerProcess) -> None:
     """Also where the engine ends at max_tokens and the text at a stop string."""
 
