@@ -181,6 +181,12 @@ class AsyncEngine:
         except TimeoutError:
             raise EngineUnavailable("the engine does not answer") from None
 
+    async def set_profiling(self, on: bool) -> None:
+        """Returns once the engine has done so, which answers in order. Raises EngineUnavailable."""
+        if self.broken is None:
+            self._send(msg.Profile(on))
+        await self.stats()
+
     def fail_open_requests(self, message: str) -> None:
         """Ends every open request with an error and aborts it in the engine."""
         for request_id in list(self._open):

@@ -65,7 +65,7 @@ def run_engine_process(
     socket.set_hwm(0)  # never drops; bounded by the tokens of open requests
     socket.set(zmq.LINGER, 1000)
     socket.bind(socket_address(directory))
-    loop = EngineLoop(socket, crash_dir)
+    loop = EngineLoop(socket, config, crash_dir)
     loop.wait_for_client()
     code = 1
     try:

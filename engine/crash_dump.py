@@ -1,7 +1,7 @@
-"""The file an engine leaves when a step fails: open requests and the last scheduled batches.
+"""The file an engine leaves when a step fails: its plan, open requests, the last scheduled batches.
 
-JSON, readable by its owner alone, because it holds prompts. Enough to run a request again: ids,
-parameters and the drawn seed are what its tokens depend on.
+JSON, readable by its owner alone, because it holds prompts. Enough to run a request again, which
+tools/replay.py does: ids, parameters and the drawn seed are what its tokens depend on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from .capacity import Capacity
 from .scheduled_batch import ScheduledBatch
 from .sequence import Sequence
 
@@ -24,15 +25,20 @@ FORMAT = 1
 def write_crash_dump(
     directory: Path,
     error: BaseException,
+    config: Any,
+    capacity: Capacity,
     sequences: Iterable[Sequence],
     batches: Iterable[ScheduledBatch],
 ) -> Path:
-    """Writes `deltaserve-crash-<time>-<pid>.json` and returns its path. Batches oldest first."""
+    """Writes `deltaserve-crash-<time>-<pid>.json` and returns its path. Batches oldest first.
+    `config`: the engine's, a dataclass."""
     content = {
         "format": FORMAT,
         "time": time.time(),
         "error": f"{type(error).__name__}: {error}",
         "traceback": traceback.format_exception(error),
+        "config": dataclasses.asdict(config),
+        "capacity": dataclasses.asdict(capacity),
         "requests": [_request(sequence) for sequence in sequences],
         "steps": [_step(batch) for batch in batches],
     }
@@ -56,6 +62,7 @@ def _request(sequence: Sequence) -> dict[str, Any]:
         "num_computed_tokens": sequence.num_computed_tokens,
         "num_sampled": sequence.num_sampled,
         "num_preemptions": sequence.num_preemptions,
+        "num_cached_tokens": sequence.num_cached_tokens,
         "state_slot": sequence.state_slot,
         "block_table": list(sequence.block_table),
     }
@@ -80,6 +87,9 @@ def _step(batch: ScheduledBatch) -> dict[str, Any]:
                 "start": row.start,
                 "end": row.end,
                 "sample": row.sample,
+                "initial_slot": row.initial_slot,
+                "snapshots": row.snapshots,
+                "logprob_positions": list(row.logprob_positions),
             }
             for row in batch.prefills
         ],

@@ -119,4 +119,7 @@ class Device(Protocol):
     def mem_info(self) -> tuple[int, int]:
         """(free, total) bytes available to the engine."""
 
+    def set_profiling(self, on: bool) -> None:
+        """cudaProfilerStart or Stop, when all submitted work is done; no effect on the CPU."""
+
     def close(self) -> None: ...

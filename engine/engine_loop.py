@@ -63,14 +63,18 @@ class Engine(Protocol):
 
     def stats(self) -> Any: ...
 
+    def set_profiling(self, on: bool) -> None: ...
+
     def close(self) -> None: ...
 
 
 class EngineLoop:
     """Reads clients, steps the engine, answers; one thread, nothing shared."""
 
-    def __init__(self, socket: zmq.Socket[bytes], crash_dir: Path) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], config: Any, crash_dir: Path) -> None:
+        """`config`: the dataclass that the engine was made of, for a crash dump."""
         self._socket = socket
+        self._config = config
         self._crash_dir = crash_dir
         self._engine: Engine | None = None
         self._status: msg.Loading | msg.Ready | msg.Failed = msg.Loading("starting", 0, 0)
@@ -137,7 +141,12 @@ class EngineLoop:
         """The file's path is logged here; clients of the server have no business with it."""
         try:
             path = write_crash_dump(
-                self._crash_dir, error, engine.open_sequences, engine.recent_batches
+                self._crash_dir,
+                error,
+                self._config,
+                engine.capacity,
+                engine.open_sequences,
+                engine.recent_batches,
             )
             logger.error("the last steps are in %s", path)
         except Exception:
@@ -169,6 +178,9 @@ class EngineLoop:
                 self._abort(message.request_id, message.reason)
             case msg.GetStats():
                 self._send(client, self._stats())
+            case msg.Profile():
+                if self._engine is not None:
+                    self._engine.set_profiling(message.on)
             case msg.Shutdown():
                 self._stopping = True
 

@@ -224,6 +224,10 @@ class LLMEngine:
             device_idle_seconds=self._device_idle_seconds,
         )
 
+    def set_profiling(self, on: bool) -> None:
+        """Begins or ends what an attached profiler records; no effect on the CPU."""
+        self._runner.set_profiling(on)
+
     def close(self) -> None:
         """Waits for the step in flight and frees the device. Idempotent."""
         self._in_flight = None

@@ -48,6 +48,12 @@ class GetStats(Message):
     """Answered by EngineStats."""
 
 
+class Profile(Message):
+    """Begins or ends what a profiler with --capture-range=cudaProfilerApi records."""
+
+    on: bool
+
+
 class Shutdown(Message):
     """Ends the process at once; clients have drained or given up before they send it."""
 
@@ -130,7 +136,7 @@ class EngineStats(Message):
     num_snapshot_evictions: int = 0
 
 
-ClientMessage = Hello | Add | Abort | GetStats | Shutdown
+ClientMessage = Hello | Add | Abort | GetStats | Profile | Shutdown
 EngineMessage = (
     Loading | Ready | Failed | Admitted | Refused | StepOutputs | Heartbeat | EngineStats
 )

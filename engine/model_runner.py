@@ -211,6 +211,9 @@ class ModelRunner:
             download(self._out_top_ids[:n], outputs.top_ids[:n])
             download(self._out_top_logprobs[:n], outputs.top_logprobs[:n])
 
+    def set_profiling(self, on: bool) -> None:
+        self._device.set_profiling(on)
+
     def close(self) -> None:
         """Waits for submitted work and ends the device's stream."""
         self._device.close()

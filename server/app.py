@@ -17,6 +17,7 @@ from .auth import ApiKeys
 from .completions import completions
 from .errors import ApiError, JsonResponse
 from .metrics import metrics
+from .profiling import start_profile, stop_profile
 from .state import ServerState
 from .tokenize import detokenize, tokenize, tokenizer_info
 from .version import version
@@ -40,6 +41,10 @@ def create_app(state: ServerState) -> Starlette:
         )
     if options.api_keys:
         middleware.append(Middleware(ApiKeys, keys=options.api_keys))
+    profiling = [
+        Route("/start_profile", start_profile, methods=["POST"]),
+        Route("/stop_profile", stop_profile, methods=["POST"]),
+    ]
     app = Starlette(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
@@ -52,6 +57,7 @@ def create_app(state: ServerState) -> Starlette:
             Route("/ready", ready),
             Route("/version", get_version),
             Route("/metrics", metrics),
+            *(profiling if options.enable_profiling else ()),
         ],
         middleware=middleware,
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},

@@ -4,6 +4,7 @@ broken at a known moment. Prompts say what happens, and outputs follow from the 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence as Seq
@@ -16,6 +17,8 @@ from deltaserve.engine.request_queue import QueueFullError, RequestTooLargeError
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch, ScheduledPrefill
 from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenLogprobs
+
+logger = logging.getLogger(__name__)
 
 # First prompt id: what the first step of it does. ENDLESS is in prefill for ever.
 HANG, CRASH, ROW_ERROR, ENDLESS = 1, 2, 3, 4
@@ -147,6 +150,9 @@ class ScriptedEngine:
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
         )
+
+    def set_profiling(self, on: bool) -> None:
+        logger.info("profiling %s", on)
 
     def close(self) -> None:
         pass

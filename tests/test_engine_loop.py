@@ -56,7 +56,7 @@ def test_a_flood_of_requests_is_read_between_steps(
             seen_by_steps.append(num_messages + 1 - len(socket.left))
             return super().step()
 
-    EngineLoop(socket, tmp_path).run(Engine(script))
+    EngineLoop(socket, script, tmp_path).run(Engine(script))
     read = [after - before for before, after in itertools.pairwise(seen_by_steps)]
     assert sum(read) >= num_messages - most
     assert max(read) <= most

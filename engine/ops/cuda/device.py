@@ -134,6 +134,12 @@ class CudaDevice:
         free, total = self._device.mem_info
         return int(free), int(total)
 
+    def set_profiling(self, on: bool) -> None:
+        from cupy.cuda import profiler
+
+        self.stream.synchronize()
+        (profiler.start if on else profiler.stop)()
+
     def close(self) -> None:
         self.stream.synchronize()
         self._cupy.cuda.set_allocator(self._cupy.get_default_memory_pool().malloc)

@@ -129,6 +129,9 @@ class CpuDevice:
         """(available, total) bytes of host memory, within the limit of the control group."""
         return host_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
 
+    def set_profiling(self, on: bool) -> None:
+        """No effect: profilers of the host need no marks."""
+
     def close(self) -> None:
         """Finishes what was submitted; later submits raise RuntimeError."""
         self._worker.shutdown(wait=True)
