@@ -234,7 +234,7 @@ def num_choices(fields: CompletionBody, num_prompts: int) -> int:
 def completion_schemas(ref_template: str = "#/components/schemas/{name}") -> dict[str, Any]:
     """JSON schemas by name: CompletionBody, Completion (also of a chunk) and what they refer to."""
     _, schemas = msgspec.json.schema_components(
-        (CompletionBody, Completion), schema_hook=None, ref_template=ref_template
+        (CompletionBody, Completion), ref_template=ref_template
     )
     properties = schemas["CompletionBody"]["properties"]
     schemas["CompletionBody"]["additionalProperties"] = False

@@ -57,6 +57,23 @@ _tokenize_parser = BodyParser(TokenizeBody)
 _detokenize_parser = BodyParser(DetokenizeBody)
 
 
+def tokenizer_schemas(ref_template: str = "#/components/schemas/{name}") -> dict[str, Any]:
+    """JSON schemas by name: TokenizeBody, Tokenized, DetokenizeBody, Detokenized."""
+    _, schemas = msgspec.json.schema_components(
+        (TokenizeBody, Tokenized, DetokenizeBody, Detokenized), ref_template=ref_template
+    )
+    ids = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_IDS}
+    schemas["TokenizeBody"]["properties"] |= {
+        "prompt": {"type": "string"},
+        "messages": {"enum": [None], "description": "not supported"},
+    }
+    schemas["TokenizeBody"]["required"] = ["prompt"]
+    schemas["DetokenizeBody"]["properties"]["tokens"] = ids
+    for name in ("TokenizeBody", "DetokenizeBody"):
+        schemas[name]["additionalProperties"] = False
+    return schemas
+
+
 async def tokenize(request: Request) -> Response:
     """A text longer than the context is counted all the same."""
     state = _ready(request)

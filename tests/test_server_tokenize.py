@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from deltaserve.engine.tokenizer import Tokenizer
-from deltaserve.server.tokenize import read_tokenizer_info
+from deltaserve.server.tokenize import read_tokenizer_info, tokenizer_schemas
 
 from .server_process import ServerProcess, start_scripted
 from .tiny_checkpoint import IM_END_ID
@@ -101,6 +101,21 @@ def test_refusals(
     assert response.status_code == status
     assert response.json()["error"]["param"] == param
     assert message in response.json()["error"]["message"]
+
+
+def test_the_schema_has_the_fields_that_are_read(server: ServerProcess) -> None:
+    schemas = tokenizer_schemas()
+    for path, name, fields in (
+        ("/tokenize", "TokenizeBody", {"prompt": "a"}),
+        ("/detokenize", "DetokenizeBody", {"tokens": [1]}),
+    ):
+        assert schemas[name]["required"] == list(fields)
+        assert schemas[name]["additionalProperties"] is False
+        everything = dict.fromkeys(schemas[name]["properties"]) | fields
+        answer = post(server, path, **everything)
+        assert answer.status_code == 200
+        shown = schemas["Tokenized" if path == "/tokenize" else "Detokenized"]
+        assert set(answer.json()) == set(shown["properties"]) == set(shown["required"])
 
 
 def test_tokenizer_info(server: ServerProcess) -> None:
