@@ -19,7 +19,7 @@ from .capacity import Capacity
 from .scheduled_batch import ScheduledBatch
 from .sequence import Sequence
 
-FORMAT = 1
+FORMAT = 2
 
 
 def write_crash_dump(
