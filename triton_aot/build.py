@@ -97,7 +97,6 @@ def build(archs: list[str], out: Path, candidates: bool, jobs: int) -> list[str]
     compilers = compile_triton.versions() | compile_cuda.versions()
     old = read_manifest(out)
     known = old.get("archs", {}) if old.get("compilers") == compilers else {}
-    manifest = {"format": FORMAT, "compilers": compilers, "archs": dict(known)}
     work: dict[str, list[Job]] = {}
     kept: dict[str, dict[str, Any]] = {}
     for arch in archs:
@@ -125,20 +124,22 @@ def build(archs: list[str], out: Path, candidates: bool, jobs: int) -> list[str]
                 except Exception as error:  # a kernel that does not compile: name it, go on
                     wrong.append(f"{arch} {job.name}: {type(error).__name__}: {error}")
             wrong += complaints(arch, kernels)
-            manifest["archs"][arch] = {
-                "kernels": dict(sorted(kernels.items())),
-                "gemm_tiles": read_table(arch),
-            }
+            put_arch(out, compilers, arch, kernels)
             print(f"{arch}: {len(kernels)} kernels, {time.monotonic() - began:.1f} s", flush=True)
-    remove_strays(out, manifest)
-    write_manifest(out, manifest)
     return wrong
 
 
-def remove_strays(out: Path, manifest: dict[str, Any]) -> None:
-    """Cubins that no kernel of the manifest lies in."""
-    files = {e["file"] for a in manifest["archs"].values() for e in a["kernels"].values()}
-    for path in (out / "cubins").glob("*/*.cubin"):
+def put_arch(
+    out: Path, compilers: dict[str, str], arch: str, kernels: dict[str, dict[str, Any]]
+) -> None:
+    """One architecture into the manifest as it is now: other builds may run beside this one.
+    Removes its cubins that no kernel lies in."""
+    manifest = read_manifest(out)
+    archs = manifest["archs"] if manifest.get("compilers") == compilers else {}
+    archs[arch] = {"kernels": dict(sorted(kernels.items())), "gemm_tiles": read_table(arch)}
+    write_manifest(out, {"format": FORMAT, "compilers": compilers, "archs": archs})
+    files = {entry["file"] for entry in kernels.values()}
+    for path in (out / "cubins" / arch).glob("*.cubin"):
         if path.relative_to(out).as_posix() not in files:
             path.unlink()
 
