@@ -3,9 +3,9 @@
     python -m tools.replay FILE                   what the dump holds
     python -m tools.replay FILE --request ID      the request again, with the engine's settings
 
-A request's tokens depend on its prompt, parameters and seed alone, so it runs by itself. Exits with
-0 if the ids that the dump recorded come out again, 1 if another does or the engine fails again. Stop
-strings are not looked for: the run goes on to max_tokens or an end id.
+A request's tokens depend on its prompt, parameters and seed alone, so it runs by itself. Exits
+with 0 if the ids that the dump recorded come out again, 1 if another does or the engine fails.
+Stop strings are not looked for: the run goes on to max_tokens or an end id.
 """
 
 from __future__ import annotations
