@@ -10,7 +10,10 @@ no Triton; prints the names of the files it compiled.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +52,19 @@ def compile_source(source: str, arch: str, out: Path) -> dict[str, dict[str, Any
 
 def refresh(arch: str, out: Path) -> list[str]:
     """Brings the manifest up to date; the names of the files that were compiled."""
+    stale = stale_sources(read_manifest(out)["archs"][arch]["kernels"], arch, out)
+    if not stale:
+        return []
+    with ProcessPoolExecutor(min(len(stale), os.cpu_count() or 1)) as pool:
+        compiled = list(pool.map(compile_source, stale, repeat(arch), repeat(out)))
+    files = {cuda_file(source, arch) for source in stale}
     manifest = read_manifest(out)
     kernels = manifest["archs"][arch]["kernels"]
-    stale = stale_sources(kernels, arch, out)
-    for source in stale:
-        file = cuda_file(source, arch)
-        kernels = {name: entry for name, entry in kernels.items() if entry["file"] != file}
-        kernels |= compile_source(source, arch, out)
-    if stale:
-        manifest["archs"][arch]["kernels"] = dict(sorted(kernels.items()))
-        write_manifest(out, manifest)
+    kernels = {name: entry for name, entry in kernels.items() if entry["file"] not in files}
+    for entries in compiled:
+        kernels |= entries
+    manifest["archs"][arch]["kernels"] = dict(sorted(kernels.items()))
+    write_manifest(out, manifest)
     return stale
 
 
