@@ -1,18 +1,18 @@
 // sample: one id a row of fp32 logits. Formulas: engine/ops/numpy/sampling.py and
 // logit_adjustments.py, followed to the bit but for expf.
 //
-// sample_segments_kernel, grid (SEGMENTS, B): the largest key of each part of each row, NOT_FINITE,
-// or 0 where no id may be sampled. sample_kernel, grid (B), 1024 threads: the row's id. Greedy rows
-// end after joining their segments; others select by radix (radix_select.cuh).
+// sample_segments_kernel, grid (SEGMENTS, B): the largest key of each group of ids of each row,
+// NOT_FINITE, or 0 where no id may be sampled. sample_kernel, grid (B), 1024 threads: the row's id.
+// Greedy rows end after joining their groups. Others draw from the likeliest ids (candidates.cuh),
+// or where those are not enough select by radix among all (radix_select.cuh).
 //
 // logits [*, vocab]; row i of the batch is logits[rows[i]], of state_slots[i], at positions[i]; a
-// row below 0 is padding. Parameters by slot. segment_keys [B, SEGMENTS]. Rows without features
+// row below 0 is padding. Parameters by slot. group_keys [B, GROUPS]. Rows without features
 // (null: none has any) and without a mask (the same) read nothing but their logits.
 // Check and time: tools/gpu_check.py --only sample
+#include "candidates.cuh"
 #include "logit_adjustments.cuh"
-#include "radix_select.cuh"
 
-constexpr int SEGMENTS = 32;
 constexpr int MASS_BITS = 41;  // a mass is at most 2^40
 constexpr int MAX_TOP = 20;
 constexpr int NOT_FINITE_ID = -1, NOTHING_ALLOWED_ID = -2;
@@ -25,57 +25,56 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
     const float* __restrict__ repetition, const u32* output_counts,
     const u32* __restrict__ prompt_ids, const u32* __restrict__ allowed_ids,
     const int* __restrict__ listed_ids, const float* __restrict__ listed_biases,
-    const int* __restrict__ num_listed, int max_listed, u64* __restrict__ segment_keys, int vocab,
+    const int* __restrict__ num_listed, int max_listed, u64* __restrict__ group_keys, int vocab,
     int limit) {
     wait_for_earlier_kernels();
-    __shared__ u64 scratch[WARP];
     __shared__ u32 listed_bits[LISTED_BITS / 32];
     const int b = blockIdx.y;
     if (rows[b] < 0) return;
     const float* row = logits + static_cast<long long>(rows[b]) * vocab;
-    const int length = (limit + SEGMENTS - 1) / SEGMENTS;
-    const int begin = blockIdx.x * length, end = min(begin + length, limit);
+    const int group = blockIdx.x * SEGMENT_WARPS + threadIdx.x / WARP;
     const int own_features = features ? features[b] : 0, mask_row = mask_rows ? mask_rows[b] : -1;
+    const bool aligned = is_aligned(row);
     u64 best = 0;
     if (own_features == 0 && mask_row < 0) {
-        for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
-            const float x = row[i];
-            const u64 key = isfinite(x) ? id_key(x, i) : NOT_FINITE;
-            best = key > best ? key : best;
-        }
+        visit_group(group, limit, [&](int id, int count) {
+            float x[EACH];
+            load_logits(row, aligned, id, count, x);
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                const u64 key = isfinite(x[i]) ? id_key(x[i], id + i) : NOT_FINITE;
+                if (i < count) best = key > best ? key : best;
+            }
+        });
     } else {
         const AdjustmentArrays arrays = {presence,   frequency,  repetition,    output_counts,
                                          prompt_ids, allowed_ids, listed_ids,   listed_biases,
                                          num_listed, max_listed, masks};
         const Adjustments adjust(arrays, own_features, state_slots[b], mask_row, vocab,
                                  listed_bits);
-        for (int i = begin + threadIdx.x; i < end; i += blockDim.x) {
-            const float x = row[i], changed = adjust(x, i);
-            const u64 allowed_key = changed == -INF ? 0 : id_key(changed, i);
-            const u64 key = isfinite(x) ? allowed_key : NOT_FINITE;
-            best = key > best ? key : best;
-        }
+        visit_group(group, limit, [&](int id, int count) {
+            float x[EACH];
+            load_logits(row, aligned, id, count, x);
+            for (int i = 0; i < count; ++i) {
+                const float changed = adjust(x[i], id + i);
+                const u64 allowed_key = changed == -INF ? 0 : id_key(changed, id + i);
+                const u64 key = isfinite(x[i]) ? allowed_key : NOT_FINITE;
+                best = key > best ? key : best;
+            }
+        });
     }
-    best = block_largest(best, scratch);
-    if (threadIdx.x == 0) segment_keys[b * SEGMENTS + blockIdx.x] = best;
+    best = warp_largest(best);
+    if (threadIdx.x % WARP == 0) group_keys[b * GROUPS + group] = best;
 }
 
-// What is selected from: value(i) is the logit of id i, `largest` the largest of them.
-template <typename Value>
-struct Row {
-    const Value& value;
-    int limit;
-    float largest;
-    u64* bins;
-    u64* scratch;
-};
-
 // One id by inverse CDF over the masses that top-k, top-p and min-p leave.
-template <typename Value>
-__device__ __forceinline__ int draw(const Row<Value>& row, float temperature, int top_k,
+template <typename Change>
+__device__ __forceinline__ int draw(const Row<Change>& row, float temperature, int top_k,
                                     float top_p, float min_p, u64 bits) {
     __shared__ u64 warp_masses[THREADS / WARP];
     __shared__ int result;
+    int id;
+    if (draw_candidates(row, temperature, top_k, top_p, min_p, bits, id)) return id;
     u32 least_logit = 0;
     if (top_k > 0 && top_k < row.limit) {
         least_logit = static_cast<u32>(select_from_top<32>(
@@ -91,12 +90,9 @@ __device__ __forceinline__ int draw(const Row<Value>& row, float temperature, in
         u64 total = 0;
         for (int i = threadIdx.x; i < row.limit; i += THREADS) total += mass_of(weight(i));
         total = block_total(total, row.scratch);
-        const u64 share = static_cast<u64>(static_cast<double>(top_p) * 9223372036854775808.0);
-        u64 needed = __umul64hi(2 * total, share);
-        needed = needed ? needed : 1;
         least_mass = select_from_top<MASS_BITS>(
-            row.limit, needed, row.bins, row.scratch, [&](int i) { return mass_of(weight(i)); },
-            [](int, u64 mass) { return mass; });
+            row.limit, share_of(top_p, total), row.bins, row.scratch,
+            [&](int i) { return mass_of(weight(i)); }, [](int, u64 mass) { return mass; });
     }
     const auto kept_mass = [&](int i) {
         const float w = weight(i);
@@ -139,12 +135,15 @@ __device__ __forceinline__ int draw(const Row<Value>& row, float temperature, in
     return result;
 }
 
-// The MAX_TOP largest logits as keys, largest first, into `keys`; returns how many there are.
-template <typename Value>
-__device__ __forceinline__ int largest_keys(const Row<Value>& row, u64* keys) {
+// The MAX_TOP largest raw logits as keys, largest first, into `keys`; returns how many there are.
+// `has_candidates`: the row's groups are of its raw logits.
+template <typename Change>
+__device__ __forceinline__ int largest_keys(const Row<Change>& row, bool has_candidates,
+                                            u64* keys) {
     __shared__ u64 found[MAX_TOP];
     __shared__ int num_found;
     const int count = min(MAX_TOP, row.limit);
+    if (has_candidates && largest_candidates(row, count, keys)) return count;
     const u32 least = static_cast<u32>(select_from_top<32>(
         row.limit, count, row.bins, row.scratch, [&](int i) { return u64(ordered(row.value(i))); },
         [](int, u64) { return 1ull; }));
@@ -187,20 +186,17 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     const int* __restrict__ num_listed, int max_listed, const float* __restrict__ temperature,
     const float* __restrict__ top_p, const float* __restrict__ min_p,
     const int* __restrict__ top_k, const u64* __restrict__ seed,
-    const int* __restrict__ num_logprobs, const u64* __restrict__ segment_keys, int* next_ids,
+    const int* __restrict__ num_logprobs, const u64* __restrict__ group_keys, int* next_ids,
     int* out_ids, float* out_logprobs, int* out_top_ids, float* out_top_logprobs, int vocab,
     int limit) {
     wait_for_earlier_kernels();
-    __shared__ u64 bins[BINS], scratch[THREADS / WARP], keys[MAX_TOP];
+    __shared__ u64 bins[BINS], scratch[THREADS / WARP], own_keys[GROUPS], keys[MAX_TOP];
     __shared__ u32 listed_bits[LISTED_BITS / 32];
     const int i = blockIdx.x;
     if (rows[i] < 0) return;
     const int slot = state_slots[i];
-    u64 best = 0;
-    for (int s = 0; s < SEGMENTS; ++s) {
-        const u64 key = segment_keys[i * SEGMENTS + s];
-        best = key > best ? key : best;
-    }
+    if (threadIdx.x < GROUPS) own_keys[threadIdx.x] = group_keys[i * GROUPS + threadIdx.x];
+    const u64 best = block_largest(threadIdx.x < GROUPS ? own_keys[threadIdx.x] : 0, scratch);
     if (best == NOT_FINITE || best == 0) {
         if (threadIdx.x == 0) {
             out_ids[i] = best == 0 ? NOTHING_ALLOWED_ID : NOT_FINITE_ID;
@@ -211,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     const float* values = logits + static_cast<long long>(rows[i]) * vocab;
     const int own_features = features ? features[i] : 0, mask_row = mask_rows ? mask_rows[i] : -1;
     const bool adjusted = own_features != 0 || mask_row >= 0;
-    const auto raw = [&](int j) { return values[j]; };
+    const auto unchanged = [](float x, int) { return x; };
     float largest = logit_of(best);
     int id = id_of(best);
     if (temperature[slot] > 0.0f) {
@@ -221,11 +217,11 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
                                              prompt_ids, allowed_ids, listed_ids, listed_biases,
                                              num_listed, max_listed,  masks};
             const Adjustments adjust(arrays, own_features, slot, mask_row, vocab, listed_bits);
-            const auto changed = [&](int j) { return adjust(values[j], j); };
-            const Row<decltype(changed)> row = {changed, limit, largest, bins, scratch};
+            const Row<Adjustments> row = {values, adjust, limit, largest, own_keys, bins, scratch};
             id = draw(row, temperature[slot], top_k[slot], top_p[slot], min_p[slot], bits);
         } else {
-            const Row<decltype(raw)> row = {raw, limit, largest, bins, scratch};
+            const Row<decltype(unchanged)> row = {values,   unchanged, limit,  largest,
+                                                  own_keys, bins,      scratch};
             id = draw(row, temperature[slot], top_k[slot], top_p[slot], min_p[slot], bits);
         }
     }
@@ -249,8 +245,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     total = block_total(total, scratch);
     const float log_total =
         static_cast<float>(log(static_cast<double>(total) / static_cast<double>(1ull << 40)));
-    const Row<decltype(raw)> row = {raw, limit, largest, bins, scratch};
-    const int count = largest_keys(row, keys);
+    const Row<decltype(unchanged)> row = {values, unchanged, limit, largest, own_keys, bins, scratch};
+    const int count = largest_keys(row, !adjusted, keys);
     if (threadIdx.x == 0) out_logprobs[i] = (values[id] - largest) - log_total;
     if (threadIdx.x < MAX_TOP) {
         const int n = threadIdx.x;

@@ -67,3 +67,18 @@ def test_padding_rows_write_nothing(ops: CudaOps) -> None:
     np.testing.assert_array_equal(padded.ids, [*alone.ids, *[-7] * 4])
     np.testing.assert_array_equal(padded.next_ids, alone.next_ids)
     assert (padded.top_ids[-4:] == -7).all()
+
+
+def test_more_equal_ids_than_a_block_has_threads(ops: CudaOps) -> None:
+    """Then the likeliest are not told from their candidates, but by radix."""
+    logits, batch = random_case(np.random.default_rng(6), 3, 1501, 1501)
+    logits[:] = np.float32(0.5)
+    for name, values in (("temperature", 1), ("num_logprobs", 20), ("top_k", [0, 5, 5])):
+        getattr(batch.params, name)[:] = values
+    batch.params.top_p[:] = [0.5, 1.0, 0.5]
+    plain = dataclasses.replace(batch, features=np.zeros(3, np.int32), mask_rows=None, masks=None)
+    actual, _ = run(ops, logits, plain)
+    expected, _ = run(REFERENCE, logits, plain)
+    np.testing.assert_array_equal(actual.ids, expected.ids)
+    np.testing.assert_array_equal(actual.top_ids, np.tile(np.arange(20), (3, 1)))
+    assert (actual.ids > 20).any()

@@ -36,6 +36,13 @@ __device__ inline u64 mass_of(float weight) {
     return shift > -24 ? mantissa >> -shift : 0;
 }
 
+// floor(top_p * total), at least 1, for 0 < top_p < 1.
+__device__ inline u64 share_of(float top_p, u64 total) {
+    const u64 share = static_cast<u64>(static_cast<double>(top_p) * 9223372036854775808.0);
+    const u64 needed = __umul64hi(2 * total, share);
+    return needed ? needed : 1;
+}
+
 // The first 64 bits of Philox-4x32-10 with key `seed` and counter `position`.
 __device__ inline u64 random_bits(u64 seed, u64 position) {
     u32 key0 = static_cast<u32>(seed), key1 = static_cast<u32>(seed >> 32);
@@ -65,11 +72,17 @@ __device__ inline T block_total(T x, T* scratch) {
 }
 
 template <typename T>
-__device__ inline T block_largest(T x, T* scratch) {
+__device__ inline T warp_largest(T x) {
     for (int step = WARP / 2; step > 0; step /= 2) {
         const T other = __shfl_xor_sync(ALL_LANES, x, step);
         x = other > x ? other : x;
     }
+    return x;
+}
+
+template <typename T>
+__device__ inline T block_largest(T x, T* scratch) {
+    x = warp_largest(x);
     __syncthreads();
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = x;
     __syncthreads();

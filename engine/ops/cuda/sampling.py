@@ -12,6 +12,9 @@ Array = Any
 SEGMENTS = 32
 """Parts of the vocabulary that are searched side by side."""
 
+GROUPS = 256
+"""Parts of it whose largest logit is handed on, one for each warp of a segment's block."""
+
 
 def sample(
     kernels: Kernels,
@@ -22,11 +25,11 @@ def sample(
     out_logprobs: Array,
     out_top_ids: Array,
     out_top_logprobs: Array,
-    segment_keys: Array,
+    group_keys: Array,
 ) -> None:
-    """`segment_keys` uint64 [rows, SEGMENTS] is scratch."""
+    """`group_keys` uint64 [rows, GROUPS] is scratch."""
     rows, vocab, params = len(batch.rows), logits.shape[1], batch.params
-    assert rows <= len(segment_keys)
+    assert rows <= len(group_keys)
     adjustments = _adjustment_arguments(batch, vocab)
     kernels.launch(
         "sample_segments",
@@ -36,7 +39,7 @@ def sample(
         batch.rows,
         batch.state_slots,
         *adjustments,
-        segment_keys,
+        group_keys,
         vocab,
         batch.vocab_limit,
     )
@@ -55,7 +58,7 @@ def sample(
         params.top_k,
         params.seed,
         params.num_logprobs,
-        segment_keys,
+        group_keys,
         next_ids,
         out_ids,
         out_logprobs,
