@@ -64,7 +64,7 @@ class HttpProtocol(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._ignore_head = False
+        self._ignore_head = False  # of a parser that replaces one which met an Upgrade
         self._new_parser()
 
     # ---- the transport ---------------------------------------------------------------------------
@@ -253,6 +253,9 @@ class HttpProtocol(asyncio.Protocol):
         self._disarm()
         method = self._parser.get_method().decode("ascii")
         version = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._refuse(ApiError(400, f"HTTP/{version} is not spoken here, but HTTP/1.1"))
+            return
         try:
             scope = http_scope(method, self._url, version, self._headers, self._scope)
         except ValueError:
