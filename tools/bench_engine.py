@@ -67,7 +67,7 @@ def run_cell(
     num_requests: int,
     params: dict[str, Any],
 ) -> Cell:
-    rng = random.Random(0)
+    rng = random.Random(f"{concurrency} {output_len}")  # another cell's would be in the cache
     prompts = deque(
         [rng.randrange(engine.vocab_limit) for _ in range(input_len)] for _ in range(num_requests)
     )
@@ -141,6 +141,7 @@ def format_table(cells: list[Cell]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", required=True)
+    parser.add_argument("--load-format", default="safetensors", choices=["safetensors", "dummy"])
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
@@ -156,6 +157,7 @@ def main() -> None:
 
     config = EngineConfig(
         args.model_path,
+        load_format=args.load_format,
         device=args.device,
         dtype=args.dtype,
         max_num_seqs=max(args.concurrency),
