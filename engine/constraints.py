@@ -56,7 +56,8 @@ class BadWords:
 
 
 def is_constrained(seq: Sequence) -> bool:
-    return any(len(word) > 1 for word in seq.params.bad_words)
+    words = seq.params.bad_words
+    return bool(words) and any(len(word) > 1 for word in words)
 
 
 @dataclass(frozen=True)

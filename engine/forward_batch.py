@@ -187,9 +187,9 @@ def decode_columns(decodes: tuple[ScheduledDecode, ...], num_rows: int) -> npt.N
     slot is -1."""
     columns = np.zeros((3, num_rows), np.int32)
     columns[2, len(decodes) :] = -1
-    if decodes:
-        rows = [(d.input_id, d.position, d.state_slot) for d in decodes]
-        columns[:, : len(decodes)] = np.array(rows, np.int32).T
+    columns[0, : len(decodes)] = [d.input_id for d in decodes]
+    columns[1, : len(decodes)] = [d.position for d in decodes]
+    columns[2, : len(decodes)] = [d.state_slot for d in decodes]
     return columns
 
 
@@ -252,14 +252,16 @@ def sample_columns(
 ) -> npt.NDArray[np.int32]:
     """rows, state_slots, positions and features [4, num_rows] in the order of `batch.sampled`;
     rows past those are padding: -1."""
-    rows = [(row, d.state_slot, d.position + 1) for row, d in enumerate(batch.decodes) if d.sample]
-    first = len(batch.decodes)
-    ends = (p for p in batch.prefills if p.sample)
-    rows += [(first + i, p.state_slot, p.end) for i, p in enumerate(ends)]
+    rows = [row for row, d in enumerate(batch.decodes) if d.sample]
+    decodes = [batch.decodes[row] for row in rows]
+    ends = [p for p in batch.prefills if p.sample]
+    rows += range(len(batch.decodes), len(batch.decodes) + len(ends))
     columns = np.full((4, num_rows), -1, np.int32)
     if rows:
-        columns[:3, : len(rows)] = np.array(rows, np.int32).T
-        _, state_slots, positions, features = columns[:, : len(rows)]
+        row_ids, state_slots, positions, features = columns[:, : len(rows)]
+        row_ids[:] = rows
+        state_slots[:] = [d.state_slot for d in decodes] + [p.state_slot for p in ends]
+        positions[:] = [d.position + 1 for d in decodes] + [p.end for p in ends]
         forbidden = positions < slots.first_stop_positions[state_slots]
         features[...] = slots.features[state_slots] | STOPS_FORBIDDEN * forbidden
     return columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from .sequence import Sequence
@@ -79,7 +80,7 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         return len(self.decodes) + sum(p.end - p.start for p in self.prefills)
 
-    @property
+    @cached_property
     def sampled(self) -> tuple[Sequence, ...]:
         """The sequences that get a token from this step, in the order of the sampled rows."""
         return (
