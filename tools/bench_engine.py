@@ -42,25 +42,8 @@ class Cell:
     num_steps: int
 
 
-class WaitTimer:
-    """Sums the time that `SubmittedStep.wait` blocks."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        inner = SubmittedStep.wait
-
-        def timed(step: SubmittedStep) -> SampledTokens:
-            start = time.perf_counter()
-            step._pending.wait()
-            self.seconds += time.perf_counter() - start
-            return inner(step)
-
-        SubmittedStep.wait = timed  # type: ignore[method-assign]
-
-
 def run_cell(
     engine: LLMEngine,
-    timer: WaitTimer,
     concurrency: int,
     input_len: int,
     output_len: int,
@@ -84,11 +67,11 @@ def run_cell(
             name = f"{concurrency}-{len(prompts)}"
             engine.add_request(name, prompts.popleft(), sampling)
             added[name] = time.perf_counter()
-        waited, begin = timer.seconds, time.perf_counter()
+        host, begin = engine.stats().host_seconds, time.perf_counter()
         outputs = engine.step()
         now = time.perf_counter()
         steps.append(now - begin)
-        hosts.append(now - begin - (timer.seconds - waited))
+        hosts.append(engine.stats().host_seconds - host)
         for output in outputs:
             name = output.request_id
             if name not in first:
@@ -168,14 +151,13 @@ def main() -> None:
     start = time.perf_counter()
     engine = LLMEngine(config)
     print(f"loaded in {time.perf_counter() - start:.2f} s")
-    timer = WaitTimer()
     params = {"temperature": args.temperature, "logprobs": args.logprobs}
     cells = []
     for concurrency in args.concurrency:
         shape = (concurrency, args.input_len)
-        run_cell(engine, timer, *shape, min(4, args.output_len), concurrency, params)
+        run_cell(engine, *shape, min(4, args.output_len), concurrency, params)
         cells.append(
-            run_cell(engine, timer, *shape, args.output_len, concurrency * args.rounds, params)
+            run_cell(engine, *shape, args.output_len, concurrency * args.rounds, params)
         )
     engine.close()
     print("times in ms, medians")

@@ -16,9 +16,10 @@ from typing import Any
 from deltaserve.engine.config import EngineConfig, ModelConfig
 from deltaserve.engine.dummy_weights import dummy_weights
 from deltaserve.engine.model_loader import create_backend, create_model_runner
-from deltaserve.engine.model_runner import ModelRunner, SubmittedStep
+from deltaserve.engine.model_runner import ModelRunner
 from deltaserve.engine.scheduled_batch import ScheduledBatch
 from deltaserve.engine.scheduler import Scheduler
+from deltaserve.engine.submitted_step import SubmittedStep
 from deltaserve.engine.tracing import Tracer
 from deltaserve.engine.weights import load_weights
 from tools.bench_report import number
