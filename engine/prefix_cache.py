@@ -4,10 +4,11 @@ A prompt can start behind a prefix if the KV blocks of all of it and a snapshot 
 conv state at its very end are there: all or nothing. Both were written by prefill, and the prefix
 ends on the grid that prefill computes on, so what follows has the same bits as without the cache.
 
-    prompt    |--------|--------|--------|--------|--------|----|
-    KV blocks  found    found    found    (chain of hashes broken)
-    snapshots          s                 ^ diverges: a snapshot is taken here
-                       ^ hit: starts here
+    prompt     |-------|-------|-------|-------|-------|----|
+    KV blocks    found   found   found   not found
+    snapshots          x
+                       ^ it starts here
+                                       ^ it leaves cached KV here, and a snapshot is taken
 
 Snapshots are taken where a prompt leaves cached KV (the third prompt of a kind starts there), at
 multiples of `interval`, and at the last boundary that is at least TAIL tokens before its end: a
@@ -170,12 +171,12 @@ class PrefixCache:
 
 
 def hash_blocks(ids: tuple[int, ...], block_size: int, salt: str) -> tuple[bytes, ...]:
-    """Of each full block of the prompt a hash of the salt and all tokens up to the block's end."""
-    data = array("i", ids).tobytes()
+    """Of each full block of the prompt, a hash of the salt and of all tokens up to its end."""
+    data = memoryview(array("i", ids).tobytes())
     size = len(data) // len(ids) * block_size
-    block_hash = hashlib.blake2b(salt.encode(), digest_size=32).digest()
+    prefix = hashlib.sha256(hashlib.sha256(salt.encode()).digest())
     hashes = []
     for end in range(size, len(data) + 1, size):
-        block_hash = hashlib.blake2b(block_hash + data[end - size : end], digest_size=32).digest()
-        hashes.append(block_hash)
+        prefix.update(data[end - size : end])
+        hashes.append(prefix.digest())
     return tuple(hashes)
