@@ -21,7 +21,6 @@ from typing import Any
 from deltaserve.engine.config import EngineConfig
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.sampling_params import SamplingParams
-from deltaserve.engine.submitted_step import SampledTokens, SubmittedStep
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,7 @@ def main() -> None:
     for concurrency in args.concurrency:
         shape = (concurrency, args.input_len)
         run_cell(engine, *shape, min(4, args.output_len), concurrency, params)
-        cells.append(
-            run_cell(engine, *shape, args.output_len, concurrency * args.rounds, params)
-        )
+        cells.append(run_cell(engine, *shape, args.output_len, concurrency * args.rounds, params))
     engine.close()
     print("times in ms, medians")
     print(format_table(cells))
