@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltaserve.engine.forward_batch import DecodeBatch, SampleBatch
+from deltaserve.engine.constraints import StepMasks
+from deltaserve.engine.forward_batch import PENALTIES, DecodeBatch, SampleBatch
 from deltaserve.engine.ops.numpy.device import CpuDevice, CpuStepInputs
+from deltaserve.engine.sampler import Sampler
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch, ScheduledDecode, ScheduledPrefill
 from deltaserve.engine.sequence import Sequence
@@ -52,6 +54,7 @@ class Recorder:
     def __init__(self) -> None:
         self.decodes: list[list[list[int]]] = []
         self.samples: list[list[list[int]]] = []
+        self.masks: tuple[Any, Any] | None = None
 
     def decode(self, batch: DecodeBatch) -> None:
         assert len(batch.slot_mapping) == batch.num_rows
@@ -59,8 +62,10 @@ class Recorder:
         self.decodes.append([column.tolist() for column in columns])
 
     def sample(self, batch: SampleBatch) -> None:
-        columns = (batch.rows, batch.state_slots, batch.positions)
+        assert batch.features is not None
+        columns = (batch.rows, batch.state_slots, batch.positions, batch.features)
         self.samples.append([column.tolist() for column in columns])
+        self.masks = None if batch.masks is None else (batch.mask_rows, batch.masks)
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 31, 64, 65, 100, 256, 700])
@@ -73,15 +78,17 @@ def test_buckets_hold_every_number_of_rows(max_rows: int) -> None:
 
 
 def test_a_step_launches_its_bucket_on_padded_arrays() -> None:
-    inputs, work = FixedInputs(), Recorder()
-    params: Any = None
-    passes = GraphPasses(inputs, work.decode, work.sample, params, 50, GraphDevice(), 6)
+    inputs, work, device = FixedInputs(), Recorder(), GraphDevice()
+    sampler = Sampler(6, 50, device, inputs)
+    passes = GraphPasses(inputs, work.decode, work.sample, sampler, 50, device, 6)
     assert [len(run[0]) for run in work.decodes] == [6, 4, 2, 1]
     for run in (*work.decodes, *work.samples):
         assert set(run[2 if run in work.decodes else 0]) == {-1}  # nothing but padding
     work.decodes.clear(), work.samples.clear()
 
     sequences = [Sequence(f"{i}", (1,), SamplingParams(), state_slot=i) for i in range(4)]
+    sequences[2].params = SamplingParams(presence_penalty=1.0)
+    sampler.prepare(tuple(sequences))
     decodes = tuple(
         ScheduledDecode(sequence, slot, 10 + slot, -1, slot != 1)
         for slot, sequence in enumerate(sequences[:3])
@@ -95,4 +102,28 @@ def test_a_step_launches_its_bucket_on_padded_arrays() -> None:
     decode(), sample()
     assert work.decodes == [[[-1, -1, -1, 0], [10, 11, 12, 0], [0, 1, 2, -1]]]
     # rows of decodes 0 and 2, then the prompt's behind all decode rows
-    assert work.samples == [[[0, 2, 3, -1], [0, 2, 3, -1], [11, 13, 7, -1]]]
+    columns = [[0, 2, 3, -1], [0, 2, 3, -1], [11, 13, 7, -1], [0, PENALTIES, 0, -1]]
+    assert work.samples == [columns]
+    assert work.masks is None
+
+
+def test_a_masked_step_is_sampled_without_a_graph_when_its_masks_are_known() -> None:
+    inputs, work, device = FixedInputs(), Recorder(), GraphDevice()
+    sampler = Sampler(6, 50, device, inputs)
+    passes = GraphPasses(inputs, work.decode, work.sample, sampler, 50, device, 6)
+    sequences = [Sequence(f"{i}", (1,), SamplingParams(), state_slot=i) for i in range(3)]
+    sampler.prepare(tuple(sequences))
+    decodes = tuple(ScheduledDecode(s, s.state_slot, 10, -1, True) for s in sequences)
+    batch = ScheduledBatch(decodes, (), (), ())
+    inputs.begin()
+    passes.decode(batch.decodes)
+    inputs.flush()
+    work.samples.clear()
+    masks = StepMasks(np.array([-1, 0, -1], np.int32), np.array([[6, 7]], np.uint32))
+    sample = passes.masked_sample(batch, masks)
+    assert work.samples == []
+    sample()
+    assert work.samples == [[[0, 1, 2], [0, 1, 2], [11, 11, 11], [0, 0, 0]]]
+    assert work.masks is not None
+    np.testing.assert_array_equal(work.masks[0], [-1, 0, -1])
+    np.testing.assert_array_equal(work.masks[1][0], [6, 7])
