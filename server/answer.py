@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable
 from deltaserve.engine.output_processor import OutputProcessor, TextLogprob, TextOutput
-from deltaserve.engine.sequence import FinishReason, RequestOutput, TokenLogprobs
+from deltaserve.engine.sequence import FinishReason, RequestOutput
 from deltaserve.engine.step_outputs import NO_TOKEN_LEFT
 from deltaserve.engine.tokenizer import Tokenizer
 
@@ -89,17 +89,13 @@ class Answer:
 
     def shows(self, choice: ChoiceState, output: TextOutput) -> bool:
         """Whether a chunk of this output would say anything."""
-        of_prompt = not choice.begun and (
-            choice.echo is not None
-            or self.shown.token_ids
-            or self.shown.prompt_logprobs is not None
-        )
+        if output.text or output.finish_reason:
+            return True
+        shown = self.shown
         return bool(
-            output.text
-            or output.finish_reason
-            or (output.logprobs and self.shown.logprobs is not None)
-            or (output.token_ids and self.shown.token_ids)
-            or of_prompt
+            (output.logprobs and shown.logprobs is not None)
+            or (output.token_ids and shown.token_ids)
+            or (not choice.begun and (choice.echo or shown.prompt_logprobs is not None))
         )
 
     async def choice(self, choice: ChoiceState, outputs: Sequence[TextOutput]) -> Choice:
@@ -110,46 +106,43 @@ class Answer:
 
     def _choice(self, choice: ChoiceState, outputs: Sequence[TextOutput]) -> Choice:
         last, shown = outputs[-1], self.shown
-        text = "".join(output.text for output in outputs)
-        entries = [entry for output in outputs for entry in output.logprobs]
-        logprobs = _logprobs(entries) if shown.logprobs is not None and entries else None
-        of_prompt = tuple(entry for output in outputs for entry in output.prompt_logprobs)
         result = Choice(
             index=choice.index,
-            text=text,
-            logprobs=logprobs,
+            text="".join([output.text for output in outputs]),
+            logprobs=None,
             finish_reason=last.finish_reason.value if last.finish_reason else None,
             stop_reason=last.stop_reason,
         )
+        if shown.logprobs is not None:
+            entries = [entry for output in outputs for entry in output.logprobs]
+            result.logprobs = _logprobs(entries) if entries else None
         if shown.token_ids:
             result.token_ids = [id_ for output in outputs for id_ in output.token_ids]
-        if choice.echo is not None:
-            self._add_echo(result, choice, choice.echo, of_prompt)
-        if not choice.begun:
+        if choice.echo is not None or not choice.begun:
+            self._add_prompt(result, choice, outputs)
             choice.begun = True
-            if shown.token_ids:
-                result.prompt_token_ids = choice.prompt_ids
-            if shown.prompt_logprobs is not None:
-                result.prompt_logprobs = vllm_prompt_logprobs(
-                    self.tokenizer, choice.prompt_ids, of_prompt, shown.prompt_logprobs
-                )
         return result
 
-    def _add_echo(
-        self,
-        result: Choice,
-        choice: ChoiceState,
-        echo: PromptEcho,
-        of_prompt: Sequence[TokenLogprobs],
+    def _add_prompt(
+        self, result: Choice, choice: ChoiceState, outputs: Sequence[TextOutput]
     ) -> None:
-        if self.shown.logprobs is not None:
-            before = Logprobs([], [], [], [])
-            if not choice.begun:
-                before = echo.logprobs(of_prompt, self.shown.logprobs)
-            after = result.logprobs or Logprobs([], [], [], [])
-            result.logprobs = joined(before, after, len(echo.text))
-        if not choice.begun:
+        """What was asked for of the prompt; of later chunks, the offsets behind an echo."""
+        shown, echo = self.shown, choice.echo
+        entries = tuple(entry for output in outputs for entry in output.prompt_logprobs)
+        if echo is not None and shown.logprobs is not None:
+            nothing = Logprobs([], [], [], [])
+            before = nothing if choice.begun else echo.logprobs(entries, shown.logprobs)
+            result.logprobs = joined(before, result.logprobs or nothing, len(echo.text))
+        if choice.begun:
+            return
+        if echo is not None:
             result.text = echo.text + result.text
+        if shown.token_ids:
+            result.prompt_token_ids = choice.prompt_ids
+        if shown.prompt_logprobs is not None:
+            result.prompt_logprobs = vllm_prompt_logprobs(
+                self.tokenizer, choice.prompt_ids, entries, shown.prompt_logprobs
+            )
 
     def chunk(self, choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> Completion:
         return Completion(self.id, self.created, self.model, choices, usage)

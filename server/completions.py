@@ -165,16 +165,12 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """A chunk whenever there is something to show; an error ends the stream."""
     finish: str | None = None
+    no_usage = None if options.include_usage else UNSET
     try:
         async for choice, output in answer.outputs():
             if answer.shows(choice, output):
-                usage = UNSET if not options.include_usage else None
-                yield event(
-                    answer.chunk(
-                        [await answer.choice(choice, [output])],
-                        answer.usage() if options.continuous_usage_stats else usage,
-                    )
-                )
+                usage = answer.usage() if options.continuous_usage_stats else no_usage
+                yield event(answer.chunk([await answer.choice(choice, (output,))], usage))
         finish = answer.finish_reasons
         if options.include_usage:
             yield event(answer.chunk([], answer.usage()))
