@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
+from .forward_batch import mask_words
+from .logit_adjustments import adjustment_bytes
 from .ops.base import CONV_RING, MAX_SEGMENTS
 
 SEQ_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -160,9 +162,16 @@ def activation_bytes(model: ModelConfig, num_tokens: int) -> int:
 
 
 def sequence_bytes(model: ModelConfig, num_blocks: int) -> int:
-    """One running sequence: its state, block table, rows of logits and of partial sums."""
+    """One running sequence: its state, block table, what sampling keeps for it, and rows of logits
+    and of partial sums."""
     row = model.vocab_size + MAX_SEGMENTS * model.hidden_size
-    return slot_bytes(model) + _ITEM * (num_blocks + row)
+    return slot_bytes(model) + sampling_bytes(model, 1) + _ITEM * (num_blocks + row)
+
+
+def sampling_bytes(model: ModelConfig, num_seqs: int) -> int:
+    """Penalty counts, biases and bitmasks."""
+    masks = _ITEM * num_seqs * mask_words(model.vocab_size)
+    return adjustment_bytes(num_seqs, model.vocab_size) + masks
 
 
 def slot_bytes(model: ModelConfig) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
-from .memory_plan import MemoryPlan, plan_snapshots
+from .memory_plan import MemoryPlan, plan_snapshots, sampling_bytes
 from .memory_plan import activation_bytes as float32_activation_bytes
 from .memory_plan import block_bytes as float32_block_bytes
 from .memory_plan import weight_bytes as float32_weight_bytes
@@ -57,6 +57,7 @@ def plan_cuda_memory(
             ("activations", activation_bytes(model, tokens, num_seqs)),
             ("workspace", workspace_bytes(num_seqs, tokens)),
             ("logits", 4 * num_seqs * model.vocab_size),
+            ("penalties and masks", sampling_bytes(model, num_seqs)),
             ("block tables", 4 * num_seqs * blocks_per_seq),
         )
 

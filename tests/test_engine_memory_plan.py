@@ -10,7 +10,12 @@ import pytest
 
 from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.llm_engine import LLMEngine
-from deltaserve.engine.memory_plan import block_bytes, plan_memory
+from deltaserve.engine.memory_plan import (
+    MAX_SNAPSHOTS,
+    block_bytes,
+    plan_memory,
+    slot_bytes,
+)
 from deltaserve.engine.ops.numpy.device import CpuDevice
 from tests.tiny_engine import engine_config, write_tiny_model
 
@@ -94,3 +99,31 @@ def test_budgets_are_what_was_asked_for(
     config = engine_config(directory, **budgets)
     capacity = plan_memory(ModelConfig.from_hf(directory), config, 1 << 30).capacity
     assert (capacity.max_num_batched_tokens, capacity.prefill_chunk) == planned
+
+
+def test_snapshots_take_a_tenth_and_nothing_that_blocks_must_have(directory: Path) -> None:
+    model = ModelConfig.from_hf(directory)
+    config = dataclasses.replace(engine_config(directory), kv_cache_memory=None)
+    roomy = plan_memory(model, config, 1 << 30)
+    assert roomy.capacity.num_snapshots == MAX_SNAPSHOTS
+    assert dict(roomy.rows)["snapshots"] == MAX_SNAPSHOTS * slot_bytes(model)
+    off = plan_memory(model, dataclasses.replace(config, enable_prefix_caching=False), 1 << 30)
+    assert (off.capacity.num_snapshots, dict(off.rows)["snapshots"]) == (0, 0)
+    kv_memory = roomy.capacity.num_blocks * block_bytes(model, 64)
+    others = sum(size for name, size in roomy.rows if name != "snapshots")
+    full = dataclasses.replace(config, kv_cache_memory=kv_memory)
+    tight = plan_memory(model, full, others + 3 * slot_bytes(model))
+    assert (tight.capacity.num_blocks, tight.capacity.num_snapshots) == (
+        roomy.capacity.num_blocks,
+        3,
+    )
+
+
+def test_snapshot_memory_is_what_was_asked_for_or_refused(directory: Path) -> None:
+    model = ModelConfig.from_hf(directory)
+    memory = 100 * slot_bytes(model) + 1
+    config = engine_config(directory, snapshot_memory=memory, snapshot_interval=256)
+    capacity = plan_memory(model, config, 1 << 30).capacity
+    assert (capacity.num_snapshots, capacity.snapshot_interval) == (100, 256)
+    with pytest.raises(ValueError, match=r"too small.*100 snapshots"):
+        plan_memory(model, config, 1900 << 10)

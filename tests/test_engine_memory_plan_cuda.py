@@ -31,6 +31,19 @@ def test_plan_fits_the_share_of_the_device(gib: int) -> None:
     assert dict(plan.rows)["state slots"] == slots * slot_bytes(FOUR_B)
 
 
+def test_snapshots_are_a_tenth_of_what_the_state_slots_leave() -> None:
+    on = plan_cuda_memory(FOUR_B, EngineConfig("4B"), 139 << 30, workspace)
+    config = EngineConfig("4B", enable_prefix_caching=False)
+    off = plan_cuda_memory(FOUR_B, config, 139 << 30, workspace)
+    snapshots = dict(on.rows)["snapshots"]
+    left = dict(off.rows)["KV blocks"]
+    assert snapshots == on.capacity.num_snapshots * slot_bytes(FOUR_B)
+    assert 0.095 * left < snapshots <= 0.1 * left + slot_bytes(FOUR_B)
+    assert off.capacity.num_snapshots == 0
+    exact = EngineConfig("4B", snapshot_memory=5 * slot_bytes(FOUR_B))
+    assert plan_cuda_memory(FOUR_B, exact, 139 << 30, workspace).capacity.num_snapshots == 5
+
+
 def test_slot_is_the_specifications_size() -> None:
     state = 24 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
     assert slot_bytes(FOUR_B) == state
