@@ -70,11 +70,20 @@ struct Warp {
     unsigned registers[WARP_SIZE][6];
 };
 
+// 16 bytes that a thread has asked for and not waited for.
+struct Copy {
+    void* to;
+    const void* from;
+};
+
 struct Fiber {
     ucontext_t context;
     std::vector<char> stack;
     bool done;
+    std::vector<std::vector<Copy>> copies;  // groups, the last one open
 };
+
+alignas(16) static unsigned char dynamic_shared[256 * 1024];
 
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
@@ -117,10 +126,12 @@ inline void run_block(int threads) {
     warps.assign((threads + WARP_SIZE - 1) / WARP_SIZE, Warp());
     block = Barrier();
     block.members = threads;
+    std::memset(dynamic_shared, 0xff, sizeof(dynamic_shared));
     for (int i = 0; i < threads; ++i) {
         Fiber& fiber = fibers[i];
         fiber.stack.resize(STACK);
         fiber.done = false;
+        fiber.copies.assign(1, {});
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.data();
         fiber.context.uc_stack.ss_size = STACK;
@@ -189,6 +200,8 @@ inline float bf16_at(unsigned packed, int half) {
     extern "C" void launch_##kernel(const unsigned* grid, const unsigned* threads, void** a) { \
         on_cpu::launch(kernel, grid, threads, a);                                            \
     }
+
+#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(on_cpu::dynamic_shared)
 
 inline void __syncthreads() { on_cpu::wait(on_cpu::block); }
 
@@ -266,6 +279,31 @@ inline void mma_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsig
             c[i] += on_cpu::bf16_at(a[i / 2 + k / 8 * 2], k % 2) *
                     on_cpu::bf16_at(b[4 + k / 8], k % 2);
         }
+    }
+    on_cpu::wait(warp.barrier);
+}
+
+// See cuda/include/async_copy.cuh. A copy is made when its thread waits for it, and no earlier.
+inline void copy_async_16(__nv_bfloat16* to, const __nv_bfloat16* from) {
+    on_cpu::fibers[on_cpu::current].copies.back().push_back({to, from});
+}
+inline void end_copy_group() { on_cpu::fibers[on_cpu::current].copies.emplace_back(); }
+template <int PENDING>
+void wait_copy_groups() {
+    auto& groups = on_cpu::fibers[on_cpu::current].copies;
+    while (groups.size() > PENDING + 1) {
+        for (const on_cpu::Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, 16);
+        groups.erase(groups.begin());
+    }
+}
+
+inline void load_matrices(unsigned (&to)[4], const __nv_bfloat16* row) {
+    on_cpu::Warp& warp = on_cpu::warp();
+    warp.values[on_cpu::lane()] = reinterpret_cast<unsigned long long>(row);
+    on_cpu::wait(warp.barrier);
+    const int g = on_cpu::lane() / 4, t = on_cpu::lane() % 4;
+    for (int i = 0; i < 4; ++i) {
+        std::memcpy(&to[i], reinterpret_cast<const char*>(warp.values[8 * i + g]) + 4 * t, 4);
     }
     on_cpu::wait(warp.barrier);
 }

@@ -21,7 +21,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "triton_aot"))
 
-from cuda_sources import CUDA, kernels  # noqa: E402
+from cuda_sources import CUDA, dynamic_shared, kernels  # noqa: E402, F401
 
 _SCALARS = {
     "i32": ctypes.c_int32,

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from architectures import capability
-from cuda_sources import CUDA, include_dirs, kernels, waiting_kernels
+from cuda_sources import CUDA, dynamic_shared, include_dirs, kernels, waiting_kernels
 from cupy_backends.cuda.libs import nvrtc
 
 _USAGE = re.compile(
@@ -35,16 +35,19 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     nvrtc.destroyProgram(program)
     usage = {match["name"]: match for match in _USAGE.finditer(log)}
     waiting = waiting_kernels(text) if capability(arch) >= 90 else set()
+    dynamic = dynamic_shared(text)
     entries = {}
     for name, signature in kernels(text).items():
         used = usage[name]
-        shared = re.search(r"(\d+) bytes smem", used["rest"])
-        entries[name.removesuffix("_kernel")] = {
+        static = re.search(r"(\d+) bytes smem", used["rest"])
+        short = name.removesuffix("_kernel")
+        entries[short] = {
             "function": name,
             "signature": signature,
             "constants": {},
             "may_start_early": name in waiting,
-            "shared": int(shared[1]) if shared else 0,
+            "shared": (int(static[1]) if static else 0) + dynamic.get(short, 0),
+            "dynamic_shared": dynamic.get(short, 0),
             "registers": int(used["registers"]),
             "stack": int(used["stack"]),
             "spills": int(used["stores"]) + int(used["loads"]),

@@ -45,14 +45,22 @@ def parse_signature(parameters: str) -> list[str]:
 
 
 def waiting_kernels(text: str) -> set[str]:
-    """The kernels of a file that wait for those before them by themselves (see common.cuh)."""
+    """The kernels of a file that wait for those before them by themselves (see common.cuh): where
+    the wait is in what comes before the first kernel, that is shared by all, all of them."""
     starts = [(match.start(), match["name"]) for match in _ENTRY.finditer(text)]
     ends = [start for start, _ in starts[1:]] + [len(text)]
+    shared = text[: starts[0][0]]
     return {
         name
         for (start, name), end in zip(starts, ends, strict=True)
-        if "wait_for_earlier_kernels();" in text[start:end]
+        if "wait_for_earlier_kernels();" in shared + text[start:end]
     }
+
+
+def dynamic_shared(text: str) -> dict[str, int]:
+    """Bytes of dynamic shared memory of the kernels of a file that have some (see common.cuh)."""
+    found = re.findall(r"^DYNAMIC_SHARED_BYTES\((\w+), (\d+)\);", text, re.MULTILINE)
+    return {name: int(size) for name, size in found}
 
 
 def kernels(text: str) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
 """Which GEMM tile serves which shape: reads tiles/*.json, names the tiles, knows no kernel.
 
-A tile is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N counts weight
-rows. A form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
+A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N
+counts weight rows. `decode_<rows>` is a kernel of cuda/gemm_decode.cu, for so many rows of x. A
+form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
 
@@ -34,6 +35,7 @@ TABLES = {
 }
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)")
+_CUDA_NAME = re.compile(r"decode_(8|16|32|64)")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Tile:
         return f"{self.kernel}_{blocks}_s{self.stages}_w{self.warps}"
 
 
+def is_cuda(name: str) -> bool:
+    """Whether a tile is one of cuda/gemm_decode.cu, which needs no variant."""
+    return _CUDA_NAME.fullmatch(name) is not None
+
+
 def read_table(arch: str) -> dict[str, Any]:
     """The table of an architecture; ValueError where a row does not have a tile for each bucket."""
     path = Path(__file__).parent / "tiles" / f"{TABLES[arch]}.json"
@@ -68,7 +75,8 @@ def read_table(arch: str) -> dict[str, Any]:
                 f"{path.name}: a row of {form} needs {len(table['buckets']) + 1} tiles"
             )
         for name in row:
-            Tile.parse(name)
+            if not is_cuda(name):
+                Tile.parse(name)
     return table
 
 
@@ -79,5 +87,5 @@ def rows(table: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def used_tiles(table: dict[str, Any]) -> set[tuple[str, str]]:
-    """(form, tile name) of every kernel that a table can choose."""
-    return {(form, name) for form, row in rows(table) for name in row}
+    """(form, tile name) of every Triton kernel that a table can choose."""
+    return {(form, name) for form, row in rows(table) for name in row if not is_cuda(name)}

@@ -2,9 +2,10 @@
 
 compilers   name -> version
 archs       arch -> kernels      name -> file, function, signature (in launch order, without
-                                 constants), constants, threads, shared (bytes), registers,
-                                 stack, global_scratch (bytes a program), hash; sources (of
-                                 what NVRTC compiled): see `cuda_hash`
+                                 constants), constants, threads, shared (bytes in all), registers,
+                                 stack, global_scratch (bytes a program), hash; of what NVRTC
+                                 compiled, dynamic_shared (bytes of `shared` to ask for at
+                                 launch; Triton's is all of it) and sources: see `cuda_hash`
                  -> gemm_tiles   see gemm_tiles.py
 """
 

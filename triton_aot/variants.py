@@ -44,7 +44,7 @@ CANDIDATES = (
 )
 
 PREFETCH_K = 0
-"""Elements of each weight row that a GEMM of few rows asks for before earlier kernels have ended."""
+"""Elements of each weight row that a GEMM of few rows prefetches before earlier kernels ended."""
 
 
 @dataclass(frozen=True)

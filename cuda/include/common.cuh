@@ -12,29 +12,30 @@ constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 
-// Dynamic shared memory of the block as an array of T.
+// Dynamic shared memory of the block as an array of T; after the kernel, DYNAMIC_SHARED_BYTES(kernel,
+// bytes), which the build reads, says how much that is.
+#define DYNAMIC_SHARED_BYTES(kernel, bytes) static_assert((bytes) % 16 == 0)
 #ifndef CUDA_ON_CPU
 #define DYNAMIC_SHARED(T, name) extern __shared__ __align__(16) unsigned char shared_bytes[]; \
     T* name = reinterpret_cast<T*>(shared_bytes)
 #endif
 
-// Lets the blocks of the next kernel be placed as soon as all blocks of this one have called it. For
-// a kernel that has work to do before its wait; the others need not.
+// Lets the blocks of the next kernel be placed as soon as all blocks of this one have called it.
 __device__ inline void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// The first statement of every kernel, or in one that first reads weights, which no kernel writes,
-// what comes before all other reads and every write, in every block: returns when the kernels before it on the stream have ended
-// and what they wrote can be read. Its blocks are placed while those end, and those of the kernel
-// after it as soon as there is room: a chain of short kernels does not pay for each launch. The
-// manifest marks kernels that call it; the loader launches those accordingly.
+// Returns when the kernels before this one on the stream have ended and what they wrote can be read.
+// The first statement of every kernel, in every block; one that reads weights, which no kernel
+// writes, may do so before, and calls let_next_kernel_start first. Blocks are placed while earlier
+// kernels end: a chain of short kernels does not pay for each launch. The manifest marks kernels
+// that call this; the loader launches those accordingly.
 __device__ inline void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
     let_next_kernel_start();
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 

@@ -20,6 +20,16 @@ __device__ inline void mma_bf16(float (&c)[4], unsigned a0, unsigned a1, unsigne
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Four 8 x 8 matrices of 16-bit values from shared memory. Lane 8 i + j gives the address of row j of
+// matrix i (16 bytes, aligned); to[i] is row g, columns 2t and 2t+1 of matrix i.
+__device__ inline void load_matrices(unsigned (&to)[4], const bf16* row) {
+    const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+
 // Transposes an 8 x 8 matrix of 16-bit values: a lane holds row g, columns 2t and 2t+1.
 __device__ inline unsigned transpose_8x8(unsigned x) {
     unsigned y;

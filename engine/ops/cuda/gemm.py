@@ -1,7 +1,8 @@
-"""GEMM: picks the tile of triton_aot/kernels/gemm.py for a shape, and the order of its sums.
+"""GEMM: picks the kernel and tile for a shape, of cuda/gemm_decode.cu for few rows and of
+triton_aot/kernels/gemm.py for more, and the order of its sums.
 
-The tile may depend on the number of rows; the number of K segments may not. One kernel family
-serves decode and prompt rows, so `linear` and `linear_decode` are the same function.
+The tile may depend on the number of rows; the number of K segments may not. All kernels add up a
+segment in the same order, so `linear` and `linear_decode` are the same function.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from .kernels import Kernels
 Array = Any
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*")
+_CUDA_NAME = re.compile(r"decode_(8|16|32|64)")
+_CUDA_BLOCK_N, _CUDA_BLOCK_K, _CUDA_THREADS = 64, 128, 128
+"""As in cuda/gemm_decode.cu."""
 _SEGMENT_STEP = 128
 """Segments of K are multiples of this, which every tile's BLOCK_K divides."""
 
@@ -25,6 +29,8 @@ class GemmTile(NamedTuple):
     columns: int
     rows: int
     block_k: int
+    threads: int
+    """0: as many as it was compiled for."""
 
 
 class Gemm:
@@ -112,14 +118,19 @@ class Gemm:
             grid = (min(programs, self._kernels.num_multiprocessors), 1, 1)
         else:
             grid = (row_tiles, column_tiles, segments)
-        self._kernels.launch(tile.kernel, grid, 0, x, weight, out, m, n, k, segment)
+        self._kernels.launch(tile.kernel, grid, tile.threads, x, weight, out, m, n, k, segment)
 
 
 def named_tile(form: str, name: str) -> GemmTile:
     """The tile of a name, for tools that try tiles one by one."""
+    gates = 2 if form == "silu_mul" else 1
+    if match := _CUDA_NAME.fullmatch(name):
+        columns, rows = _CUDA_BLOCK_N // gates, int(match[1])
+        kernel = f"gemm_decode_{form}_{rows}"
+        return GemmTile(kernel, False, columns, rows, _CUDA_BLOCK_K, _CUDA_THREADS)
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"no GEMM tile is named {name!r}")
     block_n, block_m, block_k = map(int, match.groups()[1:])
-    columns = block_n // 2 if form == "silu_mul" else block_n
-    return GemmTile(f"gemm.{form}.{name}", match[1] == "persistent", columns, block_m, block_k)
+    persistent = match[1] == "persistent"
+    return GemmTile(f"gemm.{form}.{name}", persistent, block_n // gates, block_m, block_k, 0)

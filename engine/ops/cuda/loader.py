@@ -87,7 +87,7 @@ class KernelLibrary:
             entry = self._entries[name]
             function = self._module(entry["file"]).get_function(entry["function"])
             is_triton = "threads" in entry
-            shared = entry["shared"] if is_triton else 0
+            shared = entry["shared"] if is_triton else entry["dynamic_shared"]
             if shared > _STATIC_SHARED:
                 from cupy_backends.cuda.api import driver
 

@@ -1,0 +1,249 @@
+// GEMM of few rows: out[m, n] = sum over k of x[m, k] * w[n, k], bf16 operands, fp32 sums.
+//
+//     x   act  [M, K]    activations
+//     w   bf16 [N, K]    weight; silu_mul: [2 N, K], N gate rows, then N up rows
+//     out act  [M, N]    silu_mul: silu(x gate^T >act) (>act) * (x up^T >act)  >act
+//         fp32 [S, M, N] segment s holds the sum over its own part of K, not rounded
+//
+// All time goes into reading the weight once. Grid (ceil(M / rows), ceil(N / columns), S); a block
+// streams 64 weight rows (silu_mul: 32 gate and the 32 up rows of the same outputs) through a ring
+// of stages in shared memory, a warp multiplies 16 of them with all rows of x. The first stages are
+// under way before the kernels before this one have ended (common.cuh), so that memory does not
+// idle at the border of two kernels.
+//
+// A sum takes its products in ascending order of k, 16 at a time in the tensor core: the same bits
+// as triton_aot/kernels/gemm.py, for any M. K and the segments are multiples of 128.
+// Check: tools/gpu_check.py --only gemm. Time: tools/bench_ops.py --only linear
+#include "async_copy.cuh"
+#include "tensor_core.cuh"
+
+constexpr int GEMM_WARPS = 4;
+constexpr int GEMM_THREADS = GEMM_WARPS * WARP;
+constexpr int BLOCK_N = 16 * GEMM_WARPS;  // weight rows of a block
+constexpr int BLOCK_K = 128;              // of a stage
+constexpr int CHUNK = 8;                  // elements of a 16-byte copy
+constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+constexpr int ROWS_A_PASS = GEMM_THREADS / ROW_CHUNKS;  // rows that all threads copy at a time
+
+enum class Form { BF16, FP32, SILU_MUL };
+
+// Where a chunk of a stage's row lies: no two of 8 neighbouring rows in the same banks.
+__device__ inline int place(int row, int chunk) {
+    return row * BLOCK_K + (chunk ^ (row & 7)) * CHUNK;
+}
+
+// silu(gate) * up as triton_aot/kernels/gemm.py computes it, to the bit.
+__device__ inline bf16 silu_mul(float gate, float up) {
+    gate = round_act(gate);
+    up = round_act(up);
+#ifdef CUDA_ON_CPU
+    const float ratio = gate / (1.0f + expf(-gate));
+#else
+    float power, ratio;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(-gate * 1.4426950408889634f));
+    asm("div.full.f32 %0, %1, %2;" : "=f"(ratio) : "f"(gate), "f"(1.0f + power));
+#endif
+    return to_act(round_act(ratio) * up);
+}
+
+template <Form FORM, int ROWS, int STAGES, typename Out>
+__device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                   Out* __restrict__ out, int M, int N, int K, int segment) {
+    constexpr int TILES = ROWS / 8;  // of x
+    constexpr int STAGE = (BLOCK_N + ROWS) * BLOCK_K;
+    constexpr int COLUMNS = FORM == Form::SILU_MUL ? BLOCK_N / 2 : BLOCK_N;
+    constexpr int W_COPIES = BLOCK_N / ROWS_A_PASS;
+    constexpr int X_COPIES = ROWS / ROWS_A_PASS;
+    DYNAMIC_SHARED(bf16, stages);
+    let_next_kernel_start();
+
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int first_m = blockIdx.x * ROWS, first_n = blockIdx.y * COLUMNS;
+    const int begin = blockIdx.z * segment;
+    const int steps = (min(begin + segment, K) - begin) / BLOCK_K;
+
+    // Rows past the end repeat the last one and are not stored.
+    const int chunk = threadIdx.x % ROW_CHUNKS, copy_row = threadIdx.x / ROW_CHUNKS;
+    const bf16* w_rows[W_COPIES];
+    const bf16* x_rows[X_COPIES];
+#pragma unroll
+    for (int i = 0; i < W_COPIES; ++i) {
+        const int row = copy_row + i * ROWS_A_PASS;
+        long long n = min(first_n + row, N - 1);
+        if (FORM == Form::SILU_MUL) {  // a warp's 16 rows: 8 of gate, then 8 of up
+            n = min(first_n + row / 16 * 8 + row % 8, N - 1);
+            if (row % 16 >= 8) n += N;
+        }
+        w_rows[i] = w + n * K + begin + chunk * CHUNK;
+    }
+#pragma unroll
+    for (int i = 0; i < X_COPIES; ++i) {
+        const long long m = min(first_m + copy_row + i * ROWS_A_PASS, M - 1);
+        x_rows[i] = x + m * K + begin + chunk * CHUNK;
+    }
+    const auto copy_weights = [&](int step) {
+        bf16* to = stages + step % STAGES * STAGE;
+#pragma unroll
+        for (int i = 0; i < W_COPIES; ++i) {
+            copy_async_16(to + place(copy_row + i * ROWS_A_PASS, chunk), w_rows[i] + step * BLOCK_K);
+        }
+    };
+    const auto x_place = [&](int step, int i) {
+        return stages + step % STAGES * STAGE + BLOCK_N * BLOCK_K +
+               place(copy_row + i * ROWS_A_PASS, chunk);
+    };
+
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; ++step) {
+        if (step < steps) copy_weights(step);
+        end_copy_group();
+    }
+    wait_for_earlier_kernels();
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; ++step) {
+#pragma unroll
+        for (int i = 0; i < X_COPIES; ++i) {
+            if (step < steps) {
+                *reinterpret_cast<uint4*>(x_place(step, i)) =
+                    *reinterpret_cast<const uint4*>(x_rows[i] + step * BLOCK_K);
+            }
+        }
+    }
+
+    float sums[TILES][4] = {};
+    for (int step = 0; step < steps; ++step) {
+        wait_copy_groups<STAGES - 2>();
+        __syncthreads();
+        const int next = step + STAGES - 1;
+        if (next < steps) {
+            copy_weights(next);
+#pragma unroll
+            for (int i = 0; i < X_COPIES; ++i) {
+                copy_async_16(x_place(next, i), x_rows[i] + next * BLOCK_K);
+            }
+        }
+        end_copy_group();
+
+        const bf16* w_stage = stages + step % STAGES * STAGE;
+        const bf16* x_stage = w_stage + BLOCK_N * BLOCK_K;
+#pragma unroll
+        for (int k = 0; k < ROW_CHUNKS; k += 4) {  // chunks; 32 of K
+            unsigned a[2][4];
+            load_matrices(a[0], w_stage + place(16 * warp + lane % 16, k + lane / 16));
+            load_matrices(a[1], w_stage + place(16 * warp + lane % 16, k + 2 + lane / 16));
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                unsigned b[4];
+                load_matrices(b, x_stage + place(8 * tile + lane % 8, k + lane / 8));
+                mma_bf16(sums[tile], a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
+                mma_bf16(sums[tile], a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
+            }
+        }
+    }
+
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int m = first_m + 8 * tile + 2 * t + i;
+            const int n = first_n + warp * (COLUMNS / GEMM_WARPS) + g;
+            if (m >= M) continue;
+            Out* row = out + (static_cast<long long>(blockIdx.z) * M + m) * N;
+            const float low = sums[tile][i], high = sums[tile][2 + i];
+            if constexpr (FORM == Form::SILU_MUL) {
+                if (n < N) row[n] = silu_mul(low, high);
+            } else if constexpr (FORM == Form::BF16) {
+                if (n < N) row[n] = to_act(low);
+                if (n + 8 < N) row[n + 8] = to_act(high);
+            } else {
+                if (n < N) row[n] = low;
+                if (n + 8 < N) row[n + 8] = high;
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_bf16_8_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::BF16, 8, 5>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16_8, 92160);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_bf16_16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::BF16, 16, 4>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16_16, 81920);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_bf16_32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::BF16, 32, 4>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16_32, 98304);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_bf16_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::BF16, 64, 3>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16_64, 98304);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_fp32_8_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                float* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::FP32, 8, 5>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_fp32_8, 92160);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_fp32_16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                float* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::FP32, 16, 4>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_fp32_16, 81920);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_fp32_32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                float* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::FP32, 32, 4>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_fp32_32, 98304);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_fp32_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                float* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::FP32, 64, 3>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_fp32_64, 98304);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_silu_mul_8_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL, 8, 5>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_8, 92160);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_silu_mul_16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL, 16, 4>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_16, 81920);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_silu_mul_32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL, 32, 4>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_32, 98304);
+
+extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
+    gemm_decode_silu_mul_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                                bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL, 64, 3>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_64, 98304);
