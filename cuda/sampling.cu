@@ -100,7 +100,8 @@ __device__ __forceinline__ int draw(const Row<Change>& row, float temperature, i
         return mass >= least_mass && w >= min_p ? mass : 0;
     };
 
-    // Each warp owns a run of ids: first their totals, then a scan of the one run with the target.
+    // Each warp owns a run of ids. First their totals; then all threads share the run with the
+    // target, each a few ids in a row.
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int run = (row.limit + THREADS - 1) / THREADS * WARP;
     const int begin = min(warp * run, row.limit), end = min(begin + run, row.limit);
@@ -109,27 +110,34 @@ __device__ __forceinline__ int draw(const Row<Change>& row, float temperature, i
     for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
     if (lane == 0) warp_masses[warp] = sum;
     __syncthreads();
-    u64 total = 0, before = 0;
-    for (int w = 0; w < THREADS / WARP; ++w) {
-        before += w < warp ? warp_masses[w] : 0;
-        total += warp_masses[w];
-    }
+    u64 total = 0;
+    for (int w = 0; w < THREADS / WARP; ++w) total += warp_masses[w];
     const u64 target = __umul64hi(bits, total);
-    if (before <= target && target < before + sum) {
-        for (int first = begin; first < end; first += WARP) {
-            const u64 mass = first + lane < end ? kept_mass(first + lane) : 0;
-            u64 through = mass;
-            for (int step = 1; step < WARP; step *= 2) {
-                const u64 other = __shfl_up_sync(ALL_LANES, through, step);
-                if (lane >= step) through += other;
-            }
-            const unsigned reached = __ballot_sync(ALL_LANES, before + through > target);
-            if (reached) {
-                if (lane == 0) result = first + __ffs(reached) - 1;
-                break;
-            }
-            before += __shfl_sync(ALL_LANES, through, WARP - 1);
+    u64 before = 0;
+    int chosen = 0;
+    for (; before + warp_masses[chosen] <= target; ++chosen) before += warp_masses[chosen];
+    __syncthreads();
+
+    const int own_ids = run / THREADS + (run % THREADS != 0);
+    const int first = chosen * run + static_cast<int>(threadIdx.x) * own_ids;
+    const int last = min(min(first + own_ids, (chosen + 1) * run), row.limit);
+    u64 own = 0;
+    for (int i = first; i < last; ++i) own += kept_mass(i);
+    u64 through = own;
+    for (int step = 1; step < WARP; step *= 2) {
+        const u64 other = __shfl_up_sync(ALL_LANES, through, step);
+        if (lane >= step) through += other;
+    }
+    if (lane == WARP - 1) warp_masses[warp] = through;
+    __syncthreads();
+    before += through - own;
+    for (int w = 0; w < warp; ++w) before += warp_masses[w];
+    if (before <= target && target < before + own) {
+        int at = first;
+        for (u64 mass = kept_mass(at); before + mass <= target; mass = kept_mass(++at)) {
+            before += mass;
         }
+        result = at;
     }
     __syncthreads();
     return result;
@@ -240,12 +248,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
         }
         largest = logit_of(block_largest(own, scratch));
     }
-    u64 total = 0;
-    for (int j = threadIdx.x; j < limit; j += THREADS) total += mass_of(expf(values[j] - largest));
-    total = block_total(total, scratch);
+    const Row<decltype(unchanged)> row = {values, unchanged, limit, largest, own_keys, bins, scratch};
+    const u64 total = row_total(row, [&](float x) { return mass_of(expf(x - largest)); });
     const float log_total =
         static_cast<float>(log(static_cast<double>(total) / static_cast<double>(1ull << 40)));
-    const Row<decltype(unchanged)> row = {values, unchanged, limit, largest, own_keys, bins, scratch};
     const int count = largest_keys(row, !adjusted, keys);
     if (threadIdx.x == 0) out_logprobs[i] = (values[id] - largest) - log_total;
     if (threadIdx.x < MAX_TOP) {

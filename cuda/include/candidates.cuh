@@ -62,6 +62,23 @@ struct Row {
     __device__ float value(int id) const { return change(raw[id], id); }
 };
 
+// The sum of amount(logit) over all ids of a row, the same in every thread.
+template <typename Change, typename Amount>
+__device__ __forceinline__ u64 row_total(const Row<Change>& row, const Amount& amount) {
+    const bool aligned = is_aligned(row.raw);
+    u64 total = 0;
+    for (int id = threadIdx.x * EACH; id < row.limit; id += THREADS * EACH) {
+        const int count = min(EACH, row.limit - id);
+        float x[EACH];
+        load_logits(row.raw, aligned, id, count, x);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            if (i < count) total += amount(row.change(x[i], id + i));
+        }
+    }
+    return block_total(total, row.scratch);
+}
+
 // The keys of the candidates for the `wanted` likeliest ids, in any order, go to row.bins. Returns
 // how many there are; more than MAX_CANDIDATES are not written. `least` becomes the key of which no
 // candidate's logit is below that of, or 0 where all ids that may be sampled are candidates.
@@ -127,14 +144,10 @@ __device__ __forceinline__ bool draw_candidates(const Row<Change>& row, float te
     const float weight = ranked ? expf((logit_of(key) - row.largest) / temperature) : 0.0f;
     u64 mass = mass_of(weight);
     if (top_p < 1.0f) {
-        u64 total = mass;
-        if (!by_rank) {
-            total = 0;
-            for (int i = threadIdx.x; i < row.limit; i += THREADS) {
-                total += mass_of(expf((row.value(i) - row.largest) / temperature));
-            }
-        }
-        const u64 needed = share_of(top_p, block_total(total, row.scratch));
+        const u64 total = by_rank ? block_total(mass, row.scratch) : row_total(row, [&](float x) {
+            return mass_of(expf((x - row.largest) / temperature));
+        });
+        const u64 needed = share_of(top_p, total);
         if (mine) masses[place] = mass;
         __syncthreads();
         u64 larger = 0;
