@@ -90,6 +90,15 @@ class PrefixCache:
                 return PrefixMatch(position, tuple(blocks[: position // self._block_size]), num_kv)
         return PrefixMatch(num_kv_tokens=num_kv)
 
+    def is_being_written(self, seq: Sequence, match: PrefixMatch) -> bool:
+        """Whether the step being made writes more of the prompt than was matched, so that it is
+        worth waiting for the next one: of equal prompts that arrive together one is computed."""
+        if not self._written or seq.params.prompt_logprobs is not None:
+            return False
+        first, last = match.num_tokens // self._block_size, len(seq.prompt_ids) - 1
+        hashes = self._hashes(seq)[first : last // self._block_size]
+        return not self._written.keys().isdisjoint(hashes)
+
     def adopt(self, seq: Sequence, match: PrefixMatch) -> int | None:
         """An admitted sequence takes what was matched in this step. Returns the snapshot slot that
         it starts from, None if it starts from nothing."""

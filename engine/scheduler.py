@@ -122,7 +122,7 @@ class Scheduler:
         """
         if seq.request_id in self._live:
             raise ValueError(f"request_id {seq.request_id!r} is in use")
-        self._waiting.add(seq)
+        self._waiting.add(seq, self._slots.num_free)
         self._live[seq.request_id] = seq
 
     def abort(self, request_id: str) -> bool:
@@ -242,7 +242,8 @@ class Scheduler:
         block more for each of them. So an admission does not make a running sequence preempt
         before each has filled another block. Cached blocks that others use are not free, so the
         head shares them at no cost; cached ones that are free count as any others. Nobody overtakes
-        the head: a large request would starve behind small ones.
+        the head: a large request would starve behind small ones. It waits for its prefix as long as
+        an older sequence computes more of it in each step.
         """
         if not self._waiting or not self._slots.num_free or budget == 0:
             return
@@ -257,6 +258,7 @@ class Scheduler:
             start = match.num_tokens
             if (
                 self._blocks.num_free < reserved + needed
+                or self.prefix_cache.is_being_written(seq, match)
                 or _chunk_end(start, len(seq.prompt_ids), start + budget) == start
             ):
                 return

@@ -207,6 +207,24 @@ def test_a_prefix_is_found_while_its_writer_runs_and_after_its_abort(
     engine.close()
 
 
+def test_of_equal_prompts_that_arrive_together_one_is_computed(
+    directory: Path, off: Recorder
+) -> None:
+    recorder = Recorder.make(directory)
+    prompt = random_ids(120, 11)
+    names = ("a", "b", "c", "d")
+    for number, name in enumerate(names):
+        params = SamplingParams(max_tokens=5, seed=number, ignore_eos=True)
+        recorder.engine.add_request(name, prompt, params)
+    while recorder.engine.has_work:
+        recorder.step()
+    assert recorder.cached == {"a": 0, "b": 64, "c": 64, "d": 64}
+    for number, name in enumerate(names):
+        expected = off.run(f"together-{name}", prompt, max_tokens=5, temperature=1.0, seed=number)
+        assert recorder.result(name) == expected
+    recorder.engine.close()
+
+
 def test_stats_count_tokens_and_evictions(directory: Path) -> None:
     recorder = Recorder.make(
         directory,

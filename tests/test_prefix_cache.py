@@ -119,6 +119,26 @@ class TestMatch:
         cache.end_step()
         assert found(cache, (1, 300)) == (256, 256)
 
+    def test_worth_waiting_for_a_snapshot_that_this_step_writes(self) -> None:
+        cache = make_cache()
+        writer = prompt_seq((1, 300))
+        cache.adopt(writer, cache.match(writer))
+        writer.block_table += cache.blocks.allocate(5)
+        cache.prefill(writer, 0, 300)  # a snapshot at 256
+
+        def waits(*pieces: tuple[int, int], prompt_logprobs: int | None = None) -> bool:
+            seq = prompt_seq(*pieces)
+            seq.params = SamplingParams(prompt_logprobs=prompt_logprobs)
+            return cache.is_being_written(seq, cache.match(seq))
+
+        assert waits((1, 300))
+        assert waits((1, 256), (2, 1))
+        assert not waits((1, 256)), "a token is left to compute"
+        assert not waits((1, 255), (2, 45))
+        assert not waits((1, 300), prompt_logprobs=0)
+        cache.end_step()
+        assert not waits((1, 300))
+
     def test_a_token_is_left_to_compute(self) -> None:
         cache = make_cache(interval=64)
         compute(cache, prompt_seq((1, 256)))
