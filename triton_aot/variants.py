@@ -65,7 +65,9 @@ class Variant:
 
 
 def gemm_variant(arch: str, form: str, tile: Tile, may_spill: bool) -> Variant:
-    early_start = capability(arch) >= 90
+    # Blocks placed early go where there is room, not one to a multiprocessor: tiles of many rows,
+    # of which there is one wave, would lose more by that than a launch costs.
+    early_start = capability(arch) >= 90 and tile.block_m <= 64
     constants: dict[str, int | bool | str] = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
