@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import zmq
 from . import messages as msg
 from .capacity import Capacity
 from .crash_dump import write_crash_dump
+from .latencies import Latencies, Submitted
 from .request_queue import QueueFullError, RequestTooLargeError
 from .sampling_params import SamplingParams
 from .scheduled_batch import ScheduledBatch
@@ -61,6 +63,10 @@ class Engine(Protocol):
 
     def step(self) -> list[RequestOutput]: ...
 
+    @property
+    def submitted(self) -> Submitted:
+        """By the last call of `step`."""
+
     def stats(self) -> Any: ...
 
     def set_profiling(self, on: bool) -> None: ...
@@ -83,6 +89,8 @@ class EngineLoop:
         self._with_stops: set[str] = set()  # open requests with stop strings
         self._unsettled: dict[str, bytes] = {}  # ended, and their client may still find a stop
         self._num_finished = dict.fromkeys((reason.value for reason in FinishReason), 0)
+        self._num_refused: Counter[str] = Counter()
+        self._latencies = Latencies()
         self._num_steps = 0
         self._last_step_time = self._last_heartbeat = time.monotonic()
         self._stopping = False
@@ -120,6 +128,7 @@ class EngineLoop:
             if not engine.has_work:
                 self._last_step_time = time.monotonic()  # idle is not stuck
                 continue
+            began = time.monotonic()
             try:
                 outputs = engine.step()
             except Exception as error:
@@ -128,6 +137,7 @@ class EngineLoop:
                 return 1
             self._num_steps += 1
             self._last_step_time = time.monotonic()
+            self._latencies.step(outputs, engine.submitted, began, self._last_step_time)
             self._send_outputs(outputs)
         return 0
 
@@ -173,7 +183,10 @@ class EngineLoop:
             case msg.Hello():
                 self._send(client, self._status)
             case msg.Add():
-                self._send(client, self._admit(client, message))
+                answer = self._admit(client, message)
+                if isinstance(answer, msg.Refused):
+                    self._num_refused[str(answer.status)] += 1
+                self._send(client, answer)
             case msg.Abort():
                 self._abort(message.request_id, message.reason)
             case msg.GetStats():
@@ -197,6 +210,8 @@ class EngineLoop:
         except ValueError as error:
             return msg.Refused(request_id, 400, str(error), None)
         self._owners[request_id] = client
+        arrival_time = request.arrival_time or time.monotonic()
+        self._latencies.admit(request_id, arrival_time, len(request.prompt_ids))
         if request.params.stop:
             self._with_stops.add(request_id)
         return msg.Admitted(request_id)
@@ -205,12 +220,12 @@ class EngineLoop:
         """A request may have ended before or while its Abort was on the way."""
         if self._unsettled.pop(request_id, None) is not None:
             stopped = reason is FinishReason.STOP
-            self._num_finished[(FinishReason.STOP if stopped else FinishReason.LENGTH).value] += 1
+            self._count_end(request_id, FinishReason.STOP if stopped else FinishReason.LENGTH)
         if self._owners.pop(request_id, None) is not None:
             assert self._engine is not None
             self._engine.abort(request_id)
             self._with_stops.discard(request_id)
-            self._num_finished[reason.value] += 1
+            self._count_end(request_id, reason)
 
     def _send_outputs(self, outputs: list[RequestOutput]) -> None:
         by_client: dict[bytes, list[RequestOutput]] = {}
@@ -226,21 +241,29 @@ class EngineLoop:
                 ):
                     self._unsettled[output.request_id] = client
                 else:
-                    self._num_finished[output.finish_reason.value] += 1
+                    self._count_end(output.request_id, output.finish_reason)
                 self._with_stops.discard(output.request_id)
         for client, mine in by_client.items():
             self._send(client, msg.StepOutputs(mine))
 
+    def _count_end(self, request_id: str, reason: FinishReason) -> None:
+        self._num_finished[reason.value] += 1
+        self._latencies.end(request_id, reason, time.monotonic())
+
     def _stats(self) -> msg.EngineStats:
-        if self._engine is None:
-            return msg.EngineStats(num_finished=self._num_finished)
-        gauges = {
-            name: getattr(stats, name)
-            for stats in [self._engine.stats()]
-            for name in msg.EngineStats.__struct_fields__
-            if name != "num_finished"
+        own: dict[str, Any] = {
+            "num_finished": self._num_finished,
+            "num_refused": self._num_refused,
+            "histograms": {
+                name: msg.HistogramCounts(histogram.bounds, histogram.counts, histogram.sum)
+                for name, histogram in self._latencies.histograms.items()
+            },
         }
-        return msg.EngineStats(**gauges, num_finished=self._num_finished)
+        if self._engine is None:
+            return msg.EngineStats(**own)
+        stats = self._engine.stats()
+        names = [name for name in msg.EngineStats.__struct_fields__ if name not in own]
+        return msg.EngineStats(**own, **{name: getattr(stats, name) for name in names})
 
     def _broadcast(self, message: msg.Message) -> None:
         for client in list(self._clients):

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
@@ -30,6 +31,14 @@ from .submitted_step import SubmittedStep
 from .tokenizer import Tokenizer
 
 NUM_RECENT_BATCHES = 8
+
+
+class Submitted(NamedTuple):
+    """What a call of `step` gave the device: requests that were in no step before, and the tokens
+    of prompts that it computes."""
+
+    first_scheduled: tuple[str, ...] = ()
+    num_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,8 @@ class LLMEngine:
         self._open: dict[str, Sequence] = {}
         self._recent: deque[ScheduledBatch] = deque(maxlen=NUM_RECENT_BATCHES)
         self._random = random.SystemRandom() if config.seed is None else random.Random(config.seed)
+        self.submitted = Submitted()
+        """By the last call of `step`."""
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
@@ -165,6 +176,10 @@ class LLMEngine:
             self._num_prompt_tokens += sum(
                 p.end - p.start for p in batch.prefills if not p.sequence.num_preemptions
             ) + sum(s.num_cached_tokens for s in batch.admitted if not s.num_preemptions)
+        self.submitted = Submitted(
+            tuple(s.request_id for s in batch.admitted if not s.num_preemptions),
+            sum(prefill.end - prefill.start for prefill in batch.prefills),
+        )
         submitted = time.perf_counter()
         self._host_seconds += submitted - begin
         if previous is None:

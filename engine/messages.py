@@ -113,10 +113,23 @@ class Heartbeat(Message):
     has_work: bool
 
 
+class HistogramCounts(msgspec.Struct, array_like=True):
+    """A `latencies.Histogram`: `counts` has one more than `bounds`, for what is over them."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    sum: float
+
+
 class EngineStats(Message):
     """Counters since start and gauges of now; the one source of /metrics."""
 
-    num_finished: dict[str, int]  # by FinishReason value
+    num_finished: dict[str, int] = {}  # by FinishReason value
+    num_refused: dict[str, int] = {}  # by the HTTP status that fits
+    histograms: dict[str, HistogramCounts] = {}  # by the names of `latencies.BOUNDS`
+    host_seconds: float = 0.0
+    device_busy_seconds: float = 0.0
+    device_idle_seconds: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0

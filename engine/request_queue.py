@@ -14,7 +14,7 @@ from .sequence import Sequence
 
 
 class QueueFullError(Exception):
-    """`Capacity.max_queue` requests wait already (HTTP 429)."""
+    """`Capacity.max_queue` requests wait already, beyond those with a slot to go to (HTTP 429)."""
 
 
 class RequestTooLargeError(ValueError):
@@ -42,12 +42,16 @@ class RequestQueue:
         self._drop_removed()
         return self._heap[0][2]
 
-    def add(self, seq: Sequence) -> None:
-        """Raises RequestTooLargeError or QueueFullError, and then leaves the queue as it was."""
+    def add(self, seq: Sequence, num_free_slots: int = 0) -> None:
+        """Raises RequestTooLargeError or QueueFullError, and then leaves the queue as it was.
+
+        Of those that wait, `num_free_slots` are only here until the next step: the limit is on the
+        others, so that an idle engine takes a burst of what it can run and `max_queue` more.
+        """
         check_fits(seq, self._capacity)
-        if len(self) >= self._capacity.max_queue:
+        if len(self) >= self._capacity.max_queue + num_free_slots:
             raise QueueFullError(
-                f"{len(self)} requests are waiting and the limit is "
+                f"{len(self) - num_free_slots} requests are waiting and the limit is "
                 f"{self._capacity.max_queue}; try again later"
             )
         number = next(self._arrivals)

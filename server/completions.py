@@ -81,7 +81,7 @@ async def _answer(request: Request, state: ServerState, fields: CompletionBody) 
         tokenizer=tokenizer,
         shown=Shown(fields.logprobs, fields.prompt_logprobs, bool(fields.return_token_ids)),
         wake=wake,
-        choices=await _admit(request.state.request_id, state, params, encoded, n, wake),
+        choices=await _admit(request, state, params, encoded, n, wake),
     )
     if fields.stream:
         options = fields.stream_options or StreamOptions()
@@ -93,7 +93,7 @@ async def _answer(request: Request, state: ServerState, fields: CompletionBody) 
 
 
 async def _admit(
-    request_id: str,
+    request: Request,
     state: ServerState,
     params: SamplingParams,
     prompts: list[_Prompt],
@@ -103,6 +103,7 @@ async def _admit(
     """All choices of all prompts or none."""
     assert state.tokenizer is not None
     unique = uuid.uuid4().hex[:12]  # X-Request-Id may repeat, engine ids must not
+    arrival_time: float = request.state.arrival_time
     of_choices = [of_choice(params, number) for number in range(n)]
     adding: list[asyncio.Task[EngineRequest]] = []
     try:
@@ -113,8 +114,9 @@ async def _admit(
                 if burst > BURST_TOKENS:
                     await asyncio.sleep(0)
                     burst = len(prompt.ids)
-                name = f"{request_id}-{unique}-{index * n + number}"
-                adding.append(asyncio.create_task(state.engine.add(name, prompt.ids, own, wake)))
+                name = f"{request.state.request_id}-{unique}-{index * n + number}"
+                add = state.engine.add(name, prompt.ids, own, wake, arrival_time)
+                adding.append(asyncio.create_task(add))
         requests = await asyncio.gather(*adding)
     except BaseException as error:
         for task in adding:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any, cast
 import httptools
 from starlette.types import ASGIApp
 
+from . import tcp
 from .errors import ApiError
 from .http_exchange import HttpExchange, error_response, http_scope
 
@@ -34,7 +34,6 @@ KEEP_ALIVE_S = 75.0  # longer than clients keep idle connections, so that they c
 LINGER_S = 2.0  # an answer can be read while the rest of its request is still being sent
 MAX_UNREAD = 64 << 10  # bytes taken from the socket ahead of what is worked on
 _PIECE = 4096  # bytes of heads parsed at a time: how far over the limits a client can get
-_TCP_CLOSE = 7  # Linux's tcp_states.h
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -73,14 +72,13 @@ class HttpProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
         sock = transport.get_extra_info("socket")
-        self._is_tcp = sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6)
-        if self._is_tcp:  # a host that vanished is noticed, if late
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        self._is_tcp = tcp.is_tcp(sock)
+        if self._is_tcp:
+            tcp.probe_when_idle(sock)
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         self._scope: dict[str, Any] = {
-            "client": _address(transport.get_extra_info("peername")),
-            "server": _address(transport.get_extra_info("sockname")),
+            "client": tcp.address(transport.get_extra_info("peername")),
+            "server": tcp.address(transport.get_extra_info("sockname")),
             "scheme": "https" if self._is_tls else "http",
         }
         self._arm(self._head_timeout)
@@ -321,8 +319,7 @@ class HttpProtocol(asyncio.Protocol):
         """Reading is over, so a reset is found by asking for the connection's state."""
         if self._transport.is_closing():
             return
-        sock = self._transport.get_extra_info("socket")
-        if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+        if tcp.is_reset(self._transport.get_extra_info("socket")):
             self._transport.abort()
             return
         self._loop.call_later(delay, self._watch_peer, min(2 * delay, 1.0))
@@ -349,7 +346,3 @@ class HttpProtocol(asyncio.Protocol):
             self._answer_refusal()
         else:
             self._transport.close()
-
-
-def _address(name: object) -> tuple[str, int] | None:
-    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from deltaserve.engine.capacity import Capacity
+from deltaserve.engine.llm_engine import Submitted
 from deltaserve.engine.messages import EngineStats
 from deltaserve.engine.progress import Progress
 from deltaserve.engine.request_queue import QueueFullError, RequestTooLargeError
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 # First prompt id: what the first step of it does. ENDLESS is in prefill for ever.
 HANG, CRASH, ROW_ERROR, ENDLESS = 1, 2, 3, 4
 VOCAB = 256
+PROMPT_LOGPROB = TokenLogprobs(-0.5, (1, 2), (-0.1, -0.2))
 
 
 def output_id(prompt_ids: Seq[int], n: int) -> int:
@@ -53,6 +55,7 @@ class ScriptedEngine:
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     vocab_limit: int = VOCAB
+    submitted: Submitted = field(default_factory=Submitted)
 
     @property
     def capacity(self) -> Capacity:
@@ -82,7 +85,8 @@ class ScriptedEngine:
         total = len(prompt_ids) + params.max_tokens
         if total > self.script.max_model_len:
             raise RequestTooLargeError(f"{total} tokens, limit {self.script.max_model_len}")
-        if len(self.waiting) >= self.script.max_queue:
+        num_free_slots = self.script.max_running - len(self.running)
+        if len(self.waiting) >= self.script.max_queue + num_free_slots:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting")
         self.waiting[request_id] = Sequence(request_id, tuple(prompt_ids), params)
 
@@ -93,6 +97,7 @@ class ScriptedEngine:
     def step(self) -> list[RequestOutput]:
         time.sleep(self.script.step_s)
         self.num_steps += 1
+        admitted = []
         outputs = [
             self._advance(sequence)
             for sequence in list(self.running.values())
@@ -103,6 +108,11 @@ class ScriptedEngine:
             self.running[sequence.request_id] = sequence
             self.num_prompt_tokens += len(sequence.prompt_ids)
             self._note(sequence)
+            admitted.append(sequence)
+        self.submitted = Submitted(
+            tuple(sequence.request_id for sequence in admitted),
+            sum(sequence.num_prompt_tokens for sequence in admitted),
+        )
         return outputs
 
     def _note(self, sequence: Sequence) -> None:
@@ -120,6 +130,14 @@ class ScriptedEngine:
             return RequestOutput(
                 sequence.request_id, (), (), FinishReason.ERROR, error="logits are not finite"
             )
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if sequence.params.prompt_logprobs is not None and not sequence.output_ids:
+            prompt_logprobs = (PROMPT_LOGPROB,) * (sequence.num_prompt_tokens - 1)
+        if sequence.params.max_tokens == 0:
+            del self.running[sequence.request_id]
+            return RequestOutput(
+                sequence.request_id, (), (), FinishReason.LENGTH, prompt_logprobs=prompt_logprobs
+            )
         sequence.output_ids.append(output_id(sequence.prompt_ids, len(sequence.output_ids)))
         self.num_generation_tokens += 1
         done = len(sequence.output_ids) == sequence.params.max_tokens
@@ -133,6 +151,7 @@ class ScriptedEngine:
             (sequence.output_ids[-1],),
             logprobs,
             FinishReason.LENGTH if done else None,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def stats(self) -> EngineStats:

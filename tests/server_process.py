@@ -96,13 +96,13 @@ class ServerProcess:
         return self.client.post("/v1/completions", json=fields)
 
     def metrics(self) -> dict[str, float]:
-        """Name (with the finished reason, if it has one) -> value."""
+        """Name (with `:` and the finished reason or status, if it has one) -> value."""
         values: dict[str, float] = {}
         for line in self.client.get("/metrics").text.splitlines():
-            if line.startswith("#"):
+            if line.startswith("#") or "_bucket{" in line:
                 continue
             name, _, value = line.rpartition(" ")
-            reason = re.search(r'finished_reason="(\w+)"', name)
+            reason = re.search(r'(?:finished_reason|status)="(\w+)"', name)
             name = name.partition("{")[0] + (f":{reason[1]}" if reason else "")
             values[name] = float(value)
         return values

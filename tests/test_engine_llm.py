@@ -201,11 +201,12 @@ def test_a_refused_prompt_leaves_nothing_of_the_others(llm: LLM) -> None:
 
 
 def test_queue_limit(directory: Path) -> None:
-    engine = LLMEngine(engine_config(directory, max_queue=1))
-    engine.add_request("a", [1], GREEDY)
+    engine = LLMEngine(engine_config(directory, max_queue=1, max_num_seqs=1))
+    for request_id in "ab":
+        engine.add_request(request_id, [1], GREEDY)
     with pytest.raises(QueueFullError):
-        engine.add_request("b", [1], GREEDY)
-    assert list(run_to_end(engine)) == ["a"]
+        engine.add_request("c", [1], GREEDY)
+    assert list(run_to_end(engine)) == ["a", "b"]
     engine.close()
 
 

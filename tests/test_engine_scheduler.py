@@ -34,14 +34,23 @@ class TestRefusal:
         scheduler.add(make_seq("a", 60, 5))
 
     def test_full_queue(self) -> None:
-        scheduler = Scheduler(replace(CAPACITY, max_queue=2))
+        scheduler = Scheduler(replace(CAPACITY, max_queue=2), max_num_seqs=1)
+        scheduler.add(make_seq("running", 10))
+        scheduler.schedule()
         for request_id in "ab":
             scheduler.add(make_seq(request_id, 10))
         with pytest.raises(QueueFullError, match="2 requests are waiting and the limit is 2"):
             scheduler.add(make_seq("c", 10))
         assert scheduler.num_waiting == 2
-        scheduler.schedule()
+        scheduler.abort("running")
         scheduler.add(make_seq("c", 10))
+
+    def test_an_idle_engine_takes_a_burst_of_its_slots_and_its_queue(self) -> None:
+        scheduler = Scheduler(replace(CAPACITY, max_queue=2), max_num_seqs=3)
+        for number in range(3 + 2):
+            scheduler.add(make_seq(str(number), 10))
+        with pytest.raises(QueueFullError, match="2 requests are waiting and the limit is 2"):
+            scheduler.add(make_seq("one more", 10))
 
     def test_too_large_wins_over_full(self) -> None:
         scheduler = Scheduler(replace(CAPACITY, max_queue=0))
