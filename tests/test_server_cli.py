@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -9,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from deltaserve.engine.config import EngineConfig
 from deltaserve.server.cli import main
+from deltaserve.server.config_file import read_config_file
+from deltaserve.server.flags import command_parser
+from deltaserve.server.options import ServerOptions
 
 from .server_process import ROOT
 from .tiny_checkpoint import tiny_hf_config
@@ -117,3 +122,171 @@ def test_version_and_help_import_nothing_heavy() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "--shutdown-timeout" in done.stdout
+
+
+CONFIG_FILES = [
+    ("port = 99999", "--port", "from 0 to 65535"),
+    ('port = "x"', "--port", "from 0 to 65535"),
+    ("max-num-seqs = 0", "--max-num-seqs", "from 1 to"),
+    ("max_num_seqs = 2.5", "--max-num-seqs", "a number or auto"),
+    ("cuda-graph = 1", "cuda-graph", "true or false"),
+    ('host = ["a"]', "host", "a number or a string"),
+    ("prot = 1", "'prot'", "unknown name"),
+    ('config = "other.toml"', "'config'", "unknown name"),
+    ("[server]\nport = 1", "'server'", "unknown name"),
+    ("port = ", "not valid TOML", "Invalid value"),
+    ('api-key = ["ok", 5.5, ""]', "--api-key", "must not be empty"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"), CONFIG_FILES, ids=[case[0] for case in CONFIG_FILES]
+)
+def test_a_wrong_value_in_a_file_is_named(
+    capsys: pytest.CaptureFixture[str],
+    config_only: Path,
+    tmp_path: Path,
+    text: str,
+    name: str,
+    message: str,
+) -> None:
+    file = tmp_path / "deltaserve.toml"
+    file.write_text(text)
+    code, line = run(capsys, "--model-path", str(config_only), f"--config={file}")
+    assert code == 2
+    assert name in line and message in line
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = run(capsys, "--config=/nowhere.toml")
+    assert code == 2
+    assert "--config /nowhere.toml: No such file" in line
+
+
+def test_flags_win_over_the_file_and_lists_repeat(tmp_path: Path) -> None:
+    file = tmp_path / "deltaserve.toml"
+    file.write_text(
+        'model-path = "from-file"\nport = 1\nmax_queue = 7\ncuda-graph = false\n'
+        'served-model-name = ["a", "b"]\napi-key = "one"\nmax-body-bytes = "2M"\n'
+    )
+    parser, serve = command_parser()
+    given = vars(parser.parse_args(["serve", f"--config={file}", "--port=2", "--api-key=two"]))
+    values = {**read_config_file(str(file), serve), **given}
+    assert values["model_path"] == "from-file"
+    assert (values["port"], values["max_queue"], values["cuda_graph"]) == (2, 7, False)
+    assert values["served_model_name"] == ["a", "b"]
+    assert values["api_key"] == ["two"]
+    assert values["max_body_bytes"] == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], None),
+        (["--cuda-graph"], True),
+        (["--cuda-graph=true"], True),
+        (["--cuda-graph=false"], False),
+        (["--no-cuda-graph"], False),
+        (["--no-cuda-graph", "--cuda-graph"], True),
+    ],
+    ids=str,
+)
+def test_switches(arguments: list[str], expected: bool | None) -> None:
+    parser, _ = command_parser()
+    assert vars(parser.parse_args(["serve", *arguments])).get("cuda_graph") is expected
+
+
+TOGETHER = [
+    (["--kv-cache-memory=1G", "--gpu-memory-utilization=0.5"], "give one of them"),
+    (["--uds=/tmp/x", "--port=1"], "give one or the other"),
+    (["--ssl-keyfile=key.pem"], "needs --ssl-certfile"),
+    (["--ssl-certfile=/nowhere.pem"], "no certificate and key"),
+    (["--api-key="], "must not be empty"),
+    (["--api-key=with space"], "printable ASCII"),
+    (["--api-key-file=/nowhere"], "--api-key-file /nowhere"),
+    (["--cors-origin=example.com"], "as https://example.com"),
+    (["--cors-origin=https://example.com/path"], "as https://example.com"),
+    (["--chat-template=/nowhere"], "there is no file /nowhere"),
+    (["--api-workers=0"], "from 1 to 64"),
+    (["--served-model-name="], "must not be empty"),
+    (["--gpu-memory-utilization=1.5"], "in (0, 1]"),
+    (["--cuda-graph=maybe"], "must be true or false"),
+    (["--snapshot-interval=100"], "a multiple of 64"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), TOGETHER, ids=[str(case[0]) for case in TOGETHER]
+)
+def test_values_that_do_not_go_together(
+    capsys: pytest.CaptureFixture[str], config_only: Path, arguments: list[str], message: str
+) -> None:
+    code, line = run(capsys, "--model-path", str(config_only), *arguments)
+    assert code == 2
+    assert message in line
+
+
+def test_the_model_path_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = run(capsys)
+    assert code == 2
+    assert "--model-path is required" in line
+
+
+def test_an_empty_key_in_the_environment_opens_nothing(
+    capsys: pytest.CaptureFixture[str], config_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unset secret would otherwise serve everybody."""
+    monkeypatch.setenv("DELTASERVE_API_KEY", "")
+    code, line = run(capsys, "--model-path", str(config_only))
+    assert code == 2
+    assert "DELTASERVE_API_KEY" in line
+
+
+def test_every_flag_of_the_contract_is_there() -> None:
+    names = (
+        "model-path served-model-name host port uds device device-ordinal dtype max-model-len "
+        "max-num-seqs max-num-batched-tokens prefill-chunk gpu-memory-utilization kv-cache-memory "
+        "block-size snapshot-memory snapshot-interval dry-run cuda-graph no-cuda-graph "
+        "enable-prefix-caching no-enable-prefix-caching api-key ssl-certfile ssl-keyfile "
+        "cors-origin max-queue max-body-bytes request-timeout api-workers log-level log-format "
+        "generation-config chat-template seed enable-profiling shutdown-timeout config"
+    )
+    _, serve = command_parser()
+    known = {option for action in serve._actions for option in action.option_strings}
+    assert {f"--{name}" for name in names.split()} <= known
+
+
+def test_every_engine_option_and_server_option_has_a_flag() -> None:
+    """Under its own name or one of these; so that none is forgotten."""
+    other = {
+        "tls_certificate": "ssl_certfile",
+        "tls_key": "ssl_keyfile",
+        "num_workers": "api_workers",
+        "served_names": "served_model_name",
+        "api_keys": "api_key",
+        "cors_origins": "cors_origin",
+    }
+    without = {"receive_timeout", "step_timeout"}
+    _, serve = command_parser()
+    known = {action.dest for action in serve._actions}
+    fields = [*dataclasses.fields(EngineConfig), *dataclasses.fields(ServerOptions)]
+    names = {other.get(field.name, field.name) for field in fields} - without
+    assert names <= known
+
+
+def test_a_dry_run_prints_the_plan_and_reads_no_weights(
+    capsys: pytest.CaptureFixture[str], config_only: Path
+) -> None:
+    assert main(["serve", f"--model-path={config_only}", "--device=cpu", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "weights" in output and "KV blocks" in output and "sequences at once" in output
+
+
+def test_a_dry_run_of_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str], config_only: Path
+) -> None:
+    code, line = run(
+        capsys, f"--model-path={config_only}", "--device=cpu", "--dry-run", "--kv-cache-memory=1"
+    )
+    assert code == 2
+    assert "kv_cache_memory" in line.replace("-", "_")
