@@ -17,6 +17,7 @@ from .auth import ApiKeys
 from .completions import completions
 from .errors import ApiError, JsonResponse
 from .metrics import metrics
+from .openapi import openapi
 from .profiling import start_profile, stop_profile
 from .state import ServerState
 from .tokenize import detokenize, tokenize, tokenizer_info
@@ -57,6 +58,7 @@ def create_app(state: ServerState) -> Starlette:
             Route("/ready", ready),
             Route("/version", get_version),
             Route("/metrics", metrics),
+            Route("/openapi.json", openapi),
             *(profiling if options.enable_profiling else ()),
         ],
         middleware=middleware,

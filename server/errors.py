@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-_TYPES = {
+ERROR_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
@@ -39,7 +39,7 @@ class ApiError(Exception):
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, "invalid_request_error"),
+                "type": ERROR_TYPES.get(self.status, "invalid_request_error"),
                 "param": self.param,
                 "code": self.code,
             }
