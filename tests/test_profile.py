@@ -14,7 +14,7 @@ import pytest
 from tests.tiny_engine import write_tiny_model
 from tools import profile
 from tools.kernel_timers import KernelTime
-from tools.launch_log import Launch, LaunchLog, cell_tables, make_cell
+from tools.launch_log import Launch, LaunchLog, add_graph_times, cell_tables, make_cell
 from tools.op_costs import Cost, op_cost, op_label
 
 
@@ -22,6 +22,7 @@ class FakeTimer:
     """Launch n takes n + 1 us, if it is the kernel that the log thinks it is."""
 
     name = "fake"
+    sees_graphs = False
 
     def __init__(self, functions: list[str]) -> None:
         self._functions = functions
@@ -107,6 +108,24 @@ def test_a_cell_sums_calls_and_takes_medians_of_like_steps() -> None:
     assert attention.roof_us == pytest.approx(4.0)  # by its bytes; by its FLOPs it were 1
     text = cell_tables(cell, 10)
     assert "62.5%" in text and "combine" in text and "scatter" not in text
+
+
+def test_times_in_graphs_run_from_end_to_end() -> None:
+    launches = [
+        Launch("a", 0, None, "one", "one_kernel"),
+        Launch("b", 1, None, "two", "two_kernel"),
+    ]
+    cell = make_cell("step", [[(launch, 5.0) for launch in launches]], (0, 0))
+    ends = [
+        [KernelTime("one_kernel", 4.0, 104.0), KernelTime("two_kernel", 5.0, 104.0 + added)]
+        for added in (3.0, 2.0, 7.0)
+    ]
+    other = [KernelTime("two_kernel", 1.0, 1.0)]
+    add_graph_times(cell, [other])
+    assert cell.ops[0].graph_us is None
+    add_graph_times(cell, [other, *ends])
+    assert {op.op: op.graph_us for op in cell.ops} == {"a": 4.0, "b": 3.0}
+    assert {row.kernel: row.graph_us for row in cell.kernels} == {"one": 4.0, "two": 3.0}
 
 
 def test_costs() -> None:

@@ -23,14 +23,16 @@ _LONGEST_NS = 60 * 10**9
 
 
 class KernelTime(NamedTuple):
-    """`function` "" where the timer does not know it."""
+    """`function` "" where the timer does not know it; `end` on the GPU's clock, 0 likewise."""
 
     function: str
     microseconds: float
+    end: float = 0.0  # in microseconds
 
 
 class Timer(Protocol):
     name: str
+    sees_graphs: bool
 
     def start(self) -> None: ...
 
@@ -69,6 +71,7 @@ class CuptiTimer:
     """Activity records of kernels."""
 
     name = "CUPTI"
+    sees_graphs = True
 
     def __init__(self, library: str, cupy: Any) -> None:
         self._cupti = ctypes.CDLL(library)
@@ -132,7 +135,9 @@ class CuptiTimer:
                 end = ctypes.c_uint64.from_address(address + _END).value
                 assert start <= end < start + _LONGEST_NS, "this CUPTI has other records"
                 text = ctypes.c_char_p.from_address(address + _NAME).value or b""
-                self._records.append((start, KernelTime(text.decode(), (end - start) / 1e3)))
+                self._records.append(
+                    (start, KernelTime(text.decode(), (end - start) / 1e3, end / 1e3))
+                )
         self._buffers.pop(buffer, None)
 
 
@@ -140,6 +145,7 @@ class EventTimer:
     """Pairs of events."""
 
     name = "events"
+    sees_graphs = False
     _COPY_BYTES, _COPIES = 1 << 29, 60  # a quarter of a millisecond each, on an H200
 
     def __init__(self, cupy: Any) -> None:

@@ -16,6 +16,8 @@ from tools.bench_report import format_rows, number
 from tools.kernel_timers import KernelTime, Timer
 from tools.op_costs import Cost, Spans, op_cost, op_label
 
+_RATES = ("MB", "GFLOP", "TB/s", "TFLOP/s", "of roof")
+
 
 class Launch(NamedTuple):
     """One kernel, and the op call that it belongs to (counted within the step)."""
@@ -107,7 +109,8 @@ class LaunchLog:
 @dataclass
 class OpRow:
     """All calls of one op (and weight shape) in a step. `roof_us`: what its bytes or FLOPs take at
-    the peaks, None where a cost or a peak is unknown."""
+    the peaks, None where a cost or a peak is unknown. `graph_us`: what it adds to a step of graphs,
+    from the end of the kernel before it to its own."""
 
     op: str
     calls: int = 0
@@ -115,6 +118,7 @@ class OpRow:
     bytes: float = 0.0
     flops: float = 0.0
     roof_us: float | None = None
+    graph_us: float | None = None
 
 
 @dataclass
@@ -123,6 +127,7 @@ class KernelRow:
     op: str
     calls: int = 0
     microseconds: float = 0.0
+    graph_us: float | None = None
 
 
 @dataclass
@@ -131,6 +136,7 @@ class Cell:
 
     name: str
     kernels_us: float
+    launches: list[Launch] = field(default_factory=list)
     ops: list[OpRow] = field(default_factory=list)
     kernels: list[KernelRow] = field(default_factory=list)
     step_us: float | None = None
@@ -172,13 +178,38 @@ def make_cell(
         op.roof_us = max(times, default=0.0) or None
     by_time = {"key": lambda row: row.microseconds, "reverse": True}
     total = sum(row.microseconds for row in rows.values())
-    return Cell(name, total, sorted(ops.values(), **by_time), sorted(rows.values(), **by_time))
+    launches = [launch for launch, _ in steps[0]]
+    sorted_ops, sorted_rows = (sorted(x.values(), **by_time) for x in (ops, rows))
+    return Cell(name, total, launches, sorted_ops, sorted_rows)
+
+
+def add_graph_times(cell: Cell, steps: Sequence[Sequence[KernelTime]]) -> None:
+    """Sets `graph_us` from the kernels of steps with graphs, of those that ran what the cell's do,
+    in that order. Kernels that start early overlap, so each counts from end to end."""
+    functions = [launch.function for launch in cell.launches]
+    alike = [step for step in steps if [time.function for time in step] == functions]
+    if not alike:
+        return
+    ops: dict[str, float] = {}
+    kernels: dict[tuple[str, str], float] = {}
+    for index, launch in enumerate(cell.launches):
+        added = statistics.median(
+            step[index].end - step[index - 1].end if index else step[0].microseconds
+            for step in alike
+        )
+        ops[launch.op or "-"] = ops.get(launch.op or "-", 0.0) + added
+        key = launch.kernel, launch.op or "-"
+        kernels[key] = kernels.get(key, 0.0) + added
+    for op in cell.ops:
+        op.graph_us = ops[op.op]
+    for kernel in cell.kernels:
+        kernel.graph_us = kernels[kernel.kernel, kernel.op]
 
 
 def cell_tables(cell: Cell, top: int) -> str:
     step = f"; the whole step {number(cell.step_us)} us" if cell.step_us is not None else ""
     title = f"{cell.name}: kernels {number(cell.kernels_us)} us{step}"
-    ops = [["op", "calls", "us", "us each", "share", "MB", "GFLOP", "TB/s", "TFLOP/s", "of roof"]]
+    ops = [["op", "calls", "us", "us each", "share", "in graph", *_RATES]]
     for op in cell.ops[:top]:
         seconds = op.microseconds / 1e6
         ops.append(
@@ -188,6 +219,7 @@ def cell_tables(cell: Cell, top: int) -> str:
                 number(op.microseconds),
                 number(op.microseconds / op.calls),
                 _percent(op.microseconds, cell.kernels_us),
+                number(op.graph_us) if op.graph_us is not None else "",
                 number(op.bytes / 1e6) if op.bytes else "",
                 number(op.flops / 1e9) if op.flops else "",
                 number(op.bytes / seconds / 1e12) if op.bytes else "",
@@ -195,12 +227,13 @@ def cell_tables(cell: Cell, top: int) -> str:
                 _percent(op.roof_us, op.microseconds) if op.roof_us else "",
             ]
         )
-    kernels = [["kernel", "calls", "us", "us each", "share", "op"]]
+    kernels = [["kernel", "calls", "us", "us each", "share", "in graph", "op"]]
     for row in cell.kernels[:top]:
         each = number(row.microseconds / row.calls)
         share = _percent(row.microseconds, cell.kernels_us)
-        cells = [row.kernel, str(row.calls), number(row.microseconds), each, share, row.op]
-        kernels.append(cells)
+        graph = number(row.graph_us) if row.graph_us is not None else ""
+        us = number(row.microseconds)
+        kernels.append([row.kernel, str(row.calls), us, each, share, graph, row.op])
     return f"{title}\n{format_rows(ops)}\n\n{format_rows(kernels)}"
 
 

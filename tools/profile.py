@@ -8,8 +8,9 @@ The engine runs as it serves, but launches its kernels one by one, so that each 
 are the kernels of the graphs. Random weights of a true size, or those of --model-path. Each kind
 of step has two tables. Ops: with the bytes and FLOPs that they ask for and, "of roof", what
 share of the measured time those take at the card's peaks. Kernels: with their ops. "The whole step"
-is how long it takes the device in a CUDA graph, where a kernel may start while the one before it
-ends, and where there are gaps. On the CPU an op counts as one kernel.
+is how long it takes the device in CUDA graphs, where a kernel may start while the one before it
+ends; "in graph" is what an op adds to it, from the end of the kernel before it to its own. On the
+CPU an op counts as one kernel.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tools.gpu_check import make_importable
 
@@ -52,13 +54,18 @@ def main(arguments: list[str] | None = None) -> int:
         profile.run_profiled(kinds)
         return 0
     cells = profile.measure(kinds)
-    result = {"format": 1, **profile.facts(), "cells": [asdict(cell) for cell in cells]}
+    result = {"format": 1, **profile.facts(), "cells": [_plain(cell) for cell in cells]}
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1))
     print(", ".join(f"{key} {value}" for key, value in profile.facts().items()))
     for cell in cells:
         print(f"\n{cell_tables(cell, args.top)}")
     return 0
+
+
+def _plain(cell: Any) -> dict[str, Any]:
+    """For JSON, without the list of single launches."""
+    return {key: value for key, value in asdict(cell).items() if key != "launches"}
 
 
 def _under_profiler(args: argparse.Namespace, arguments: list[str]) -> int:

@@ -24,8 +24,8 @@ from deltaserve.engine.tracing import Tracer
 from deltaserve.engine.weights import load_weights
 from tools.bench_report import number
 from tools.engine_timings import random_sequences
-from tools.kernel_timers import make_timer
-from tools.launch_log import Cell, Launch, LaunchLog, make_cell
+from tools.kernel_timers import KernelTime, make_timer
+from tools.launch_log import Cell, Launch, LaunchLog, add_graph_times, make_cell
 from tools.model_shapes import hf_text_config
 from tools.op_costs import Spans
 
@@ -133,7 +133,7 @@ class Profile:
         return cells
 
     def _time_whole_steps(self, cells: Sequence[Cell], kinds: Sequence[Kind]) -> None:
-        """With graphs and nothing that watches."""
+        """With graphs: first without anything that watches, then kernel by kernel."""
         runner = self._runner(cuda_graph=True, tracer=None)
         for cell, kind in zip(cells, kinds, strict=True):
             busy: list[float] = []
@@ -146,6 +146,23 @@ class Profile:
 
             _run(runner, kind, run)
             cell.step_us = 1e6 * statistics.median(busy)
+            assert self._timer is not None
+            if self._timer.sees_graphs:
+                timed: list[list[KernelTime]] = []
+
+                def watch(
+                    batch: ScheduledBatch, timed: list[list[KernelTime]] = timed
+                ) -> SubmittedStep:
+                    timer = self._timer
+                    assert timer is not None
+                    timer.start()
+                    step = runner.submit(batch)
+                    step.wait()
+                    timed.append(timer.stop())
+                    return step
+
+                _run(runner, kind, watch)
+                add_graph_times(cell, timed)
         runner.close()
 
     def run_profiled(self, kinds: Sequence[Kind]) -> None:
