@@ -11,8 +11,9 @@ ends on the grid that prefill computes on, so what follows has the same bits as 
                                        ^ it leaves cached KV here, and a snapshot is taken
 
 Snapshots are taken where a prompt leaves cached KV (the third prompt of a kind starts there), at
-multiples of `interval`, and at the last boundary that is at least TAIL tokens before its end: a
-chat's next turn repeats the prompt, but its template may render the last few tokens otherwise.
+multiples of `interval`, and near its end. Before the last TAIL tokens: a chat's next turn repeats
+the prompt, but its template may render the last few tokens otherwise. Before the last QUESTION
+tokens: where prompts share a long beginning, they mostly differ in something short behind it.
 
 Written blocks and snapshots are found from the next step on, which the device runs after the one
 that writes them; so a writer may be aborted or preempted at once. A snapshot is kept only as long
@@ -33,6 +34,7 @@ from .snapshot_pool import SnapshotPool
 
 GRID = 64  # the tiles of the delta rule and of attention, whose ends a prefix must end on
 TAIL = 16
+QUESTION = 256
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ class PrefixCache:
         seq.block_table.extend(match.blocks)
         seq.num_computed_tokens = start
         wanted = {*range(self._interval, num_prompt + 1, self._interval)}
-        wanted.add(max(num_prompt - TAIL, 0) // self._unit * self._unit)
-        wanted.add(match.num_kv_tokens // self._unit * self._unit)
+        for position in (num_prompt - TAIL, num_prompt - QUESTION, match.num_kv_tokens):
+            wanted.add(position // self._unit * self._unit)
         seq.snapshot_positions = sorted(position for position in wanted if position > start)
         return self.snapshots.use(self._hash_at(seq, start)) if start > 0 else None
 

@@ -67,20 +67,21 @@ def found(cache: PrefixCache, *pieces: tuple[int, int]) -> tuple[int, int]:
 
 
 class TestSnapshotPositions:
-    def test_the_last_boundary_before_the_tail(self) -> None:
-        cache = make_cache(num_blocks=40)
-        lengths = {79: [], 80: [64], 143: [64], 144: [128], 400: [384], 399: [320]}
+    def test_the_last_boundaries_before_tail_and_question(self) -> None:
+        cache = make_cache(num_blocks=60)
+        lengths = {79: [], 80: [64], 143: [64], 144: [128], 319: [256], 320: [64, 256]}
+        lengths |= {399: [128, 320], 400: [128, 384]}
         for kind, (length, positions) in enumerate(lengths.items()):
             assert compute(cache, prompt_seq((kind, length))) == positions
 
     def test_multiples_of_the_interval(self) -> None:
         cache = make_cache(interval=128)
-        assert compute(cache, prompt_seq((1, 500))) == [128, 256, 384, 448]
+        assert compute(cache, prompt_seq((1, 500))) == [128, 192, 256, 384, 448]
 
     def test_where_a_prompt_leaves_cached_blocks(self) -> None:
         cache = make_cache()
         compute(cache, prompt_seq((1, 300), (2, 300)))
-        assert compute(cache, prompt_seq((1, 300), (3, 300))) == [256, 576]
+        assert compute(cache, prompt_seq((1, 300), (3, 300))) == [256, 320, 576]
         assert found(cache, (1, 300), (4, 10)) == (256, 256)
 
     def test_in_the_chunk_that_passes_them(self) -> None:
