@@ -32,8 +32,12 @@ _date = (0, b"")
 class Connection(Protocol):
     """What an exchange needs of its connection."""
 
+    @property
+    def writable(self) -> bool:
+        """Whether the socket takes more without keeping it for later."""
+
     async def drain(self) -> None:
-        """Returns when the socket takes more."""
+        """Returns when it does."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -125,7 +129,8 @@ class HttpExchange:
 
     async def send(self, message: Message) -> None:
         """Nothing is sent to a client that has gone."""
-        await self._connection.drain()
+        if not self._connection.writable:
+            await self._connection.drain()
         if self._disconnected:
             return
         if message["type"] == "http.response.start":
@@ -175,10 +180,12 @@ def response_head(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
     """Up to and with the empty line; adds the date."""
     parts: list[bytes] = [_STATUS_LINES[status], b"date: ", _http_date(), b"\r\n"]
     for name, value in headers:
-        assert b"\n" not in name + value and b"\r" not in name + value
         parts += (name, b": ", value, b"\r\n")
     parts.append(b"\r\n")
-    return b"".join(parts)
+    head = b"".join(parts)
+    num_lines = len(headers) + 3
+    assert head.count(b"\n") == num_lines and head.count(b"\r") == num_lines, "a forged header"
+    return head
 
 
 def error_response(error: ApiError, request_id: str) -> bytes:
@@ -214,12 +221,13 @@ def http_scope(
         split = urllib.parse.urlsplit(target)
         if split.scheme in (b"http", b"https"):
             raw_path, query = split.path or b"/", split.query
+    path = raw_path.decode("ascii")
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": http_version,
         "method": method,
-        "path": urllib.parse.unquote(raw_path.decode("ascii")),
+        "path": urllib.parse.unquote(path) if "%" in path else path,
         "raw_path": raw_path,
         "query_string": query,
         "root_path": "",

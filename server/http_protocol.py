@@ -2,11 +2,10 @@
 
     bytes -> parser -> exchanges: [running, next]; what comes after those waits unparsed
 
-Every connection has a deadline unless it works for a request: for the first byte, for a whole head,
-and between two requests. (The body's is its reader's.) A head has a size; whatever the parser
-refuses is answered in the error shape of all other errors, after what came before it on the
-connection. A client that stops sending after its request still gets its answer; one that has gone
-is seen by what its host says to a probe.
+Every connection has a deadline unless it works for a request: for a head, and between requests.
+(The body's is its reader's.) A head has a size; what the parser refuses is answered in the shape of
+all errors, after what came before it. A client that stops sending after its request still gets its
+answer; one that has gone is seen by what its host says to a probe.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ logger = logging.getLogger("deltaserve")
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 128
 HEAD_TIMEOUT_S = 30.0
-KEEP_ALIVE_S = 75.0  # longer than clients keep idle connections, so that they close first
-LINGER_S = 2.0  # an answer can be read while the rest of its request is still being sent
+KEEP_ALIVE_S = 75.0  # longer than clients', so that they close first
+LINGER_S = 2.0  # an answer can be read while its request is still being sent
 MAX_UNREAD = 64 << 10  # bytes taken from the socket ahead of what is worked on
 _PIECE = 4096  # bytes of heads parsed at a time: how far over the limits a client can get
 
@@ -56,12 +55,13 @@ class HttpProtocol(asyncio.Protocol):
         self._unparsed = b""
         self._refusal: ApiError | None = None
         self._in_head = False
+        self._awaits_head = False  # with the deadline of a head
         self._head_bytes = 0
         self._ended = False  # nothing more is read: the last request, an error, or the client's end
         self._half_closed = False
         self._reading = True
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self.writable = True
+        self._drained = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._ignore_head = False  # of a parser that replaces one which met an Upgrade
         self._new_parser()
@@ -89,7 +89,7 @@ class HttpProtocol(asyncio.Protocol):
         self._disarm()
         for exchange in self._exchanges:
             exchange.disconnect()
-        self._writable.set()
+        self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._ended:
@@ -112,15 +112,17 @@ class HttpProtocol(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self.writable = False
+        self._drained.clear()
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self.writable = True
+        self._drained.set()
 
     # ---- for HttpExchange ------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        await self._writable.wait()
+        await self._drained.wait()
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -146,6 +148,7 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.close()
         else:
             self._arm(self._head_timeout if self._in_head else KEEP_ALIVE_S)
+            self._awaits_head = self._in_head
             self._parse_more()
 
     # ---- for HttpServer --------------------------------------------------------------------------
@@ -168,9 +171,9 @@ class HttpProtocol(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _parse_more(self) -> None:
-        data, self._unparsed = self._unparsed, b""
         self._pause_if(False)
-        if data and not self._ended:
+        if self._unparsed and not self._ended:
+            data, self._unparsed = self._unparsed, b""
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
@@ -183,6 +186,9 @@ class HttpProtocol(asyncio.Protocol):
                 return
             piece = data[offset:] if self._incoming else data[offset : offset + _PIECE]
             offset += self._feed(piece)
+        if self._in_head and not self._ended and not self._exchanges and not self._awaits_head:
+            self._arm(self._head_timeout)  # not kept up by more of the head
+            self._awaits_head = True
 
     def _feed(self, piece: bytes) -> int:
         """Returns how much of `piece` has been parsed."""
@@ -209,9 +215,7 @@ class HttpProtocol(asyncio.Protocol):
         a new parser is told of the body alone."""
         self._new_parser()
         exchange = self._incoming
-        if exchange is None:
-            return
-        headers = dict(exchange.scope["headers"])
+        headers = dict(exchange.scope["headers"]) if exchange is not None else {}
         for name in (b"content-length", b"transfer-encoding"):
             if name in headers:
                 self._ignore_head = True
@@ -226,8 +230,6 @@ class HttpProtocol(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
         self._head_bytes = 0
-        if not self._exchanges:
-            self._arm(self._head_timeout)
 
     def on_url(self, url: bytes) -> None:
         if not self._ignore_head:
@@ -242,7 +244,7 @@ class HttpProtocol(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head = self._awaits_head = False
         if self._ignore_head:
             self._ignore_head = False
             return
