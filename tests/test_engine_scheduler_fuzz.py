@@ -286,7 +286,7 @@ def check_prompt_logprobs(seq: Sequence, outputs: list[RequestOutput]) -> None:
 
 
 @given(traffic())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_outputs_equal_those_of_each_request_alone(traffic: Traffic) -> None:
     loop = play(traffic)
     event(f"preemptions: {min(loop.scheduler.stats.num_preemptions, 3)}")
@@ -311,7 +311,7 @@ def test_crowded_pool_with_many_preemptions_and_aborts(num_snapshots: int) -> No
     model = ScriptedModel(vocab_size=200, non_finite_every=400)
     num_preemptions, aborted_when = 0, set[str]()
     num_hits = num_block_evictions = num_snapshot_evictions = 0
-    for seed in range(15):
+    for seed in range(10):
         loop = play(Traffic(capacity, None, 1 + seed % 2, model, 20, 5, 0.05, seed, 0.5))
         check_outputs(loop, model)
         num_preemptions += loop.scheduler.stats.num_preemptions
@@ -320,12 +320,12 @@ def test_crowded_pool_with_many_preemptions_and_aborts(num_snapshots: int) -> No
         num_hits += cache.stats.num_hit_tokens
         num_block_evictions += cache.blocks.num_evictions
         num_snapshot_evictions += cache.snapshots.num_evictions
-    assert num_preemptions > 30
+    assert num_preemptions > 20
     often = {"waiting", "decode", "last token issued", "preempted", "replay", "finished"}
     assert aborted_when >= often
     if num_snapshots:
-        assert num_hits > 1000
-        assert num_block_evictions > 200
+        assert num_hits > 500
+        assert num_block_evictions > 100
         assert num_snapshot_evictions > 5 or num_snapshots > 2
     else:
         assert num_hits == num_block_evictions == 0
