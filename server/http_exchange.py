@@ -65,7 +65,7 @@ class HttpExchange:
         self._body_delivered = False
         self._changed = asyncio.Event()
         self._head: bytes | None = None  # held back to leave in one write with the body
-        self._started = False
+        self.started = False
         self._chunked = False
         self._is_event_stream = False
 
@@ -92,7 +92,7 @@ class HttpExchange:
         reset. False if there is nothing that could be written here."""
         if self._is_event_stream:
             self._connection.write(self._framed(b":\n\n"))
-        elif not self._started and self.scope["http_version"] == "1.1":
+        elif not self.started and self.scope["http_version"] == "1.1":
             self._connection.write(b"HTTP/1.1 102 Processing\r\n\r\n")
         else:
             return False
@@ -111,7 +111,7 @@ class HttpExchange:
     # ---- ASGI ------------------------------------------------------------------------------------
 
     async def receive(self) -> Message:
-        if self._expects_continue and not self._started:
+        if self._expects_continue and not self.started:
             self._expects_continue = False
             if not self._body and not self.body_ended:
                 self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -134,10 +134,10 @@ class HttpExchange:
         if self._disconnected:
             return
         if message["type"] == "http.response.start":
-            assert not self._started
+            assert not self.started
             self._start(message["status"], list(message.get("headers", ())))
             return
-        assert self._started and not self.response_complete
+        assert self.started and not self.response_complete
         ended = not message.get("more_body", False)
         body = b"" if self.scope["method"] == "HEAD" else message.get("body", b"")
         if self._chunked:
@@ -151,7 +151,7 @@ class HttpExchange:
             self._changed.set()
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._started = True
+        self.started = True
         fields = {name.lower(): value for name, value in headers}
         self._is_event_stream = fields.get(b"content-type", b"").startswith(_EVENT_STREAM)
         has_length = b"content-length" in fields

@@ -135,16 +135,16 @@ class HttpProtocol(asyncio.Protocol):
         self._exchanges.popleft()
         if self._transport.is_closing():
             return
-        if not exchange.response_complete:
+        if exchange.started and not exchange.response_complete:
             self._transport.abort()  # the client must not take half an answer for a whole one
-        elif not exchange.keep_alive:
+        elif exchange.started and not exchange.keep_alive:
             self._close(unread=not exchange.body_ended)
         elif self._exchanges:
             self._start(self._exchanges[0])
             self._parse_more()
         elif self._refusal is not None:
             self._answer_refusal()
-        elif self._half_closed:
+        elif self._half_closed or not exchange.started:
             self._transport.close()
         else:
             self._arm(self._head_timeout if self._in_head else KEEP_ALIVE_S)
@@ -194,10 +194,11 @@ class HttpProtocol(asyncio.Protocol):
         """Returns how much of `piece` has been parsed."""
         consumed = len(piece)
         try:
-            self._parser.feed_data(piece)
-        except httptools.HttpParserUpgrade as paused:
-            consumed = paused.args[0]
-            self._decline_upgrade()
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as paused:
+                consumed = paused.args[0]
+                self._decline_upgrade()
         except httptools.HttpParserError as error:
             self._refuse(ApiError(400, f"not a valid HTTP request: {error}"))
         if self._in_head:
@@ -206,16 +207,16 @@ class HttpProtocol(asyncio.Protocol):
                 self._refuse(ApiError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
         if self._refusal is not None:
             self._ended = True
-            if not self._exchanges:
+            if self._incoming is not None:
+                self._incoming.disconnect()  # its body will not come
+            elif not self._exchanges:
                 self._answer_refusal()
         return consumed
 
     def _decline_upgrade(self) -> None:
-        """An Upgrade may be ignored. llhttp takes what follows such a head for another protocol:
-        a new parser is told of the body alone."""
+        """llhttp takes what follows such a head for another protocol; a new parser, for a body."""
         self._new_parser()
-        exchange = self._incoming
-        headers = dict(exchange.scope["headers"]) if exchange is not None else {}
+        headers = dict(self._incoming.scope["headers"]) if self._incoming else {}
         for name in (b"content-length", b"transfer-encoding"):
             if name in headers:
                 self._ignore_head = True
@@ -285,8 +286,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         exchange.end_body()
         self._incoming = None
-        if not exchange.keep_alive:
-            self._ended = True
+        self._ended = not exchange.keep_alive
 
     # ---- answering, waiting, closing -------------------------------------------------------------
 

@@ -100,6 +100,19 @@ def test_an_upgrade_is_ignored_and_its_body_read(
     assert json.loads(got[0].body)["usage"]["completion_tokens"] == 1
 
 
+def test_an_upgrade_with_a_coding_that_is_none(server: ServerProcess) -> None:
+    head = HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: gzip\r\n\r\n"
+    assert [answer.status for answer in exchange(server, head + b"x")] == [400]
+
+
+def test_a_body_that_is_none_is_refused_at_once(server: ServerProcess) -> None:
+    good = b"%x\r\n%b\r\n" % (len(COMPLETION), COMPLETION)
+    for chunks in (b"zz\r\n", good + b"-1\r\n", good + b"0\r\nno colon\r\n\r\n"):
+        (answer,) = exchange(server, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert answer.status == 400
+        assert "not a valid HTTP request" in error_of(answer)
+
+
 def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None:
     bodies = [completion("scripted", max_tokens=1 + n % 7) for n in range(100)]
     parts = [request(body, close=False) for body in bodies] + [request(b"{")]
