@@ -183,8 +183,8 @@ def throughput(bench: Bench, on: bool, prompts: list[Prompt], clients: int, out:
 
 def shared(bench: Bench) -> Iterator[Row]:
     system, out = bench.ids(2000), max(1, round(64 * bench.scale))
-    prompts = [system + bench.ids(100) for _ in range(256)]
-    throughput(bench, False, prompts[:64], 64, out)
+    prompts = [system + bench.ids(100) for _ in range(128)]
+    throughput(bench, False, prompts[:8], 8, out)
     for on in (False, True):
         row = throughput(bench, on, prompts, 64, out)
         yield {**row, "what": f"shared system prompt, cache {row['what']}"}
@@ -195,7 +195,7 @@ def cost(bench: Bench) -> Iterator[Row]:
     found: dict[bool, list[Row]] = {False: [], True: []}
     throughput(bench, True, [bench.ids(1024) for _ in range(16)], 16, out)
     for on in (False, True, True, False, False, True):
-        prompts = [bench.ids(1024) for _ in range(64)]
+        prompts = [bench.ids(1024) for _ in range(32)]
         found[on].append(throughput(bench, on, prompts, 16, out))
     speed = {on: statistics.median(r["out tok/s"] for r in rows) for on, rows in found.items()}
     for on, rows in found.items():
