@@ -204,6 +204,7 @@ inline float bf16_at(unsigned packed, int half) {
 #define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(on_cpu::dynamic_shared)
 
 inline void __syncthreads() { on_cpu::wait(on_cpu::block); }
+inline void __syncwarp() { on_cpu::wait(on_cpu::warp().barrier); }
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T x, int mask) {
@@ -239,6 +240,7 @@ T atomicOr(T* at, T x) {
 
 inline int min(int x, int y) { return x < y ? x : y; }
 inline int max(int x, int y) { return x > y ? x : y; }
+inline int __clzll(long long x) { return __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
@@ -258,6 +260,8 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     }
     return result;
 }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline void sincospif(float x, float* sine, float* cosine) {
     *sine = static_cast<float>(std::sin(x * M_PI));
     *cosine = static_cast<float>(std::cos(x * M_PI));

@@ -87,7 +87,7 @@ class KernelLibrary:
             entry = self._entries[name]
             function = self._module(entry["file"]).get_function(entry["function"])
             is_triton = "threads" in entry
-            shared = entry["shared"] if is_triton else entry["dynamic_shared"]
+            shared = entry["shared"] if is_triton else entry.get("dynamic_shared", 0)
             if shared > _STATIC_SHARED:
                 from cupy_backends.cuda.api import driver
 
