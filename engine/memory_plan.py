@@ -1,37 +1,80 @@
 """The memory plan: what goes where, decided once at start from free memory, and the Capacity of it.
 
-Sizes are computed here from the shapes in `cache` and `models.weights_layout`; nothing is allocated
-here. This is the plan of the CPU device: activations are float32 and memory is the host's, which
-others use too, so of what the weights and buffers leave the KV blocks get at most half.
+    weights, activations, workspace, logits, penalties and masks, block tables    by the budgets
+    state slots     the largest number of sequences in at most STATE_SHARE of what those leave
+    snapshots       at most SNAPSHOT_SHARE of what is left then
+    KV blocks       the rest (on the CPU half of it: host memory is others' too)
+
+Nothing is allocated here; `memory_sizes` says what each thing takes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
-from .forward_batch import mask_words
-from .logit_adjustments import adjustment_bytes
-from .ops.base import CONV_RING, MAX_SEGMENTS
-
-SEQ_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of running sequences to choose from; more than the last only make a CPU step longer."""
-
-BATCHED_TOKENS = 256
-PREFILL_CHUNK = 128
-"""The budgets of a step where the config has none. The CPU is no faster at larger ones, and a step
-is how long an abort, a new request or the next token of a running one waits."""
+from .memory_sizes import (
+    activation_bytes,
+    block_bytes,
+    sampling_bytes,
+    slot_bytes,
+    weight_bytes,
+)
 
 STATE_SHARE = 0.4
-KV_SHARE = 0.5
-"""Of what the weights and buffers leave: state slots at most, then of the rest the KV blocks."""
-
 SNAPSHOT_SHARE = 0.1
-MAX_SNAPSHOTS = 64
-"""Of what the state slots leave, and how many on the CPU unless `snapshot_memory` says more."""
 
-_ITEM = 4  # bytes of a float32 or an int32
+WorkspaceBytes = Callable[[int, int], int]
+"""(decode rows, prompt tokens of a step) -> bytes of the ops' own buffers."""
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """What planning depends on besides the model: `act` as in `memory_sizes`; the numbers of
+    sequences to choose from; the token budgets of a step where the config has none; the share of
+    free memory to use, None where `gpu_memory_utilization` says it; the share of what all else
+    leaves that KV blocks get; the most snapshots unless `snapshot_memory` says more."""
+
+    act: int
+    num_seqs: tuple[int, ...]
+    batched_tokens: int
+    prefill_chunk: int
+    memory_share: float | None
+    kv_share: float
+    max_snapshots: int
+
+
+# The CPU is no faster at larger budgets, and a step is how long an abort, a new request or the next
+# token of a running one waits; more sequences only make a step longer.
+CPU = DeviceKind(
+    act=4,
+    num_seqs=(1, 2, 4, 8, 16, 32, 64),
+    batched_tokens=256,
+    prefill_chunk=128,
+    memory_share=1.0,
+    kv_share=0.5,
+    max_snapshots=64,
+)
+CUDA = DeviceKind(
+    act=2,
+    num_seqs=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    batched_tokens=8192,
+    prefill_chunk=1024,
+    memory_share=None,  # what utilization leaves is for the CUDA context and loaded kernels
+    kv_share=1.0,
+    max_snapshots=1 << 20,
+)
+
+_SETTINGS = ("kv_cache_memory", "snapshot_memory", "max_num_seqs", "max_num_batched_tokens")
+"""What a config may ask too much of, in the order in which a smaller value is proposed."""
+
+
+class _TooSmallError(ValueError):
+    """The plan does not fit what is available."""
 
 
 @dataclass(frozen=True)
@@ -57,47 +100,86 @@ class MemoryPlan:
         return "\n".join(lines)
 
 
-def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> MemoryPlan:
-    """Decides the Capacity for `available` bytes of host memory.
+def plan_memory(
+    model: ModelConfig,
+    config: EngineConfig,
+    free: int,
+    kind: DeviceKind = CPU,
+    workspace_bytes: WorkspaceBytes = lambda rows, tokens: 0,
+) -> MemoryPlan:
+    """Decides the Capacity for `free` bytes of memory, before the weights are loaded.
 
-    Raises ValueError, with the numbers, where the model or what the config asks for does not fit.
+    Raises ValueError where the model or what the config asks for does not fit: with the numbers,
+    and the largest value of a setting that does.
     """
     limit = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ValueError(
             f"max_model_len: {config.max_model_len} is over the model's {limit} positions"
         )
-    wanted_len = config.max_model_len or limit
+    try:
+        return _plan(model, config, free, kind, workspace_bytes)
+    except _TooSmallError as error:
+        proposals = [
+            f"{name} {largest} would fit"
+            for name in _SETTINGS
+            if (largest := _largest(name, model, config, free, kind, workspace_bytes))
+        ]
+        raise ValueError("; ".join([str(error), *proposals])) from None
 
-    weights = weight_bytes(model)
-    max_num_batched_tokens = config.max_num_batched_tokens or max(
-        BATCHED_TOKENS, config.prefill_chunk or 0
-    )
-    activations = activation_bytes(model, max_num_batched_tokens)
-    left = available - weights - activations
+
+def _plan(
+    model: ModelConfig,
+    config: EngineConfig,
+    free: int,
+    kind: DeviceKind,
+    workspace_bytes: WorkspaceBytes,
+) -> MemoryPlan:
+    wanted_len = config.max_model_len or model.max_position_embeddings
     blocks_per_seq = -(-wanted_len // config.block_size)
-    slot = sequence_bytes(model, blocks_per_seq)
-    num_seqs = config.max_num_seqs or max(
-        (n for n in SEQ_BUCKETS if n * slot <= STATE_SHARE * left), default=1
+    batched_tokens = config.max_num_batched_tokens or max(
+        kind.batched_tokens, config.prefill_chunk or 0
     )
-    left -= num_seqs * slot
-    block = max(1, block_bytes(model, config.block_size))
     kv_memory = config.kv_cache_memory
+    share = config.gpu_memory_utilization if kind.memory_share is None else kind.memory_share
+    available = free if kv_memory is not None else int(free * share)
+    slot = slot_bytes(model, kind.act)
+    block = max(1, block_bytes(model, config.block_size, kind.act))
+
+    def fixed_rows(num_seqs: int) -> tuple[tuple[str, int], ...]:
+        return (
+            ("weights", weight_bytes(model, kind.act)),
+            ("activations", activation_bytes(model, batched_tokens, num_seqs, kind.act)),
+            ("workspace", workspace_bytes(num_seqs, max(batched_tokens, num_seqs))),
+            ("logits", 4 * num_seqs * model.vocab_size),
+            ("penalties and masks", sampling_bytes(model, num_seqs)),
+            ("block tables", 4 * num_seqs * blocks_per_seq),
+        )
+
+    def left(num_seqs: int) -> int:
+        return available - sum(size for _, size in fixed_rows(num_seqs))
+
+    num_seqs = config.max_num_seqs or max(
+        (n for n in kind.num_seqs if n * slot <= STATE_SHARE * left(n)), default=1
+    )
+    rest = left(num_seqs) - num_seqs * slot
+    least_blocks = blocks_per_seq if config.max_model_len is not None else 1
+    least = least_blocks * block if kv_memory is None else kv_memory
+    num_snapshots = _num_snapshots(config, slot, rest, least, kind.max_snapshots)
+    rest -= num_snapshots * slot
     if kv_memory is None:
-        num_blocks = min(int(left * KV_SHARE) // block, num_seqs * blocks_per_seq)
+        usable = max(int(rest * kind.kv_share), min(rest, least))
+        num_blocks = min(usable // block, num_seqs * blocks_per_seq)
     else:
         num_blocks = kv_memory // block
-    snapshot = slot_bytes(model)
-    num_snapshots = plan_snapshots(config, snapshot, left, num_blocks * block, MAX_SNAPSHOTS)
-    if num_blocks < 1 or left < num_blocks * block + num_snapshots * snapshot:
-        needed = weights + activations + num_seqs * slot + max(num_blocks, 1) * block
-        needed += num_snapshots * snapshot
-        what = "available memory" if kv_memory is None or num_blocks else "kv_cache_memory"
-        raise ValueError(
-            f"{what}: too small. The model needs {_size(needed)} (weights {_size(weights)}, "
-            f"activations {_size(activations)}, {num_seqs} sequences {_size(num_seqs * slot)}, "
-            f"{num_snapshots} snapshots {_size(num_snapshots * snapshot)}, KV blocks of {block} "
-            f"bytes); {_size(available)} is available"
+    states = ("state slots", num_seqs * slot), ("snapshots", num_snapshots * slot)
+    rows = (*fixed_rows(num_seqs), *states)
+    if num_blocks < 1 or rest < num_blocks * block:
+        what = "kv_cache_memory" if kv_memory is not None and num_blocks < 1 else "memory"
+        parts = ", ".join(f"{name} {_size(size)}" for name, size in rows)
+        raise _TooSmallError(
+            f"{what}: too small. {_size(available)} may be used; {num_seqs} sequences need {parts}"
+            f" and {max(num_blocks, 1)} KV blocks of {_size(block)}"
         )
     if config.max_model_len is not None and num_blocks < blocks_per_seq:
         raise ValueError(
@@ -110,81 +192,53 @@ def plan_memory(model: ModelConfig, config: EngineConfig, available: int) -> Mem
         block_size=config.block_size,
         num_state_slots=num_seqs,
         max_model_len=min(wanted_len, num_blocks * config.block_size),
-        max_num_batched_tokens=max_num_batched_tokens,
-        prefill_chunk=config.prefill_chunk or min(PREFILL_CHUNK, max_num_batched_tokens),
+        max_num_batched_tokens=batched_tokens,
+        prefill_chunk=config.prefill_chunk or min(kind.prefill_chunk, batched_tokens),
         max_queue=config.max_queue,
         num_snapshots=num_snapshots,
         snapshot_interval=config.snapshot_interval,
     )
-    rows = (
-        ("weights", weights),
-        ("activations", activations),
-        ("sequences", num_seqs * slot),
-        ("snapshots", num_snapshots * snapshot),
-        ("KV blocks", num_blocks * block),
-    )
-    return MemoryPlan(capacity, rows, available)
+    return MemoryPlan(capacity, (*rows, ("KV blocks", num_blocks * block)), available)
 
 
-def plan_snapshots(
-    config: EngineConfig, snapshot: int, left: int, for_blocks: int, most: int | None = None
-) -> int:
-    """How many snapshots of so many bytes there are: what `snapshot_memory` says, else up to `most`
-    in a share of what is left, but nothing of what the KV blocks must have."""
+def _num_snapshots(config: EngineConfig, slot: int, rest: int, for_blocks: int, most: int) -> int:
+    """What `snapshot_memory` says, else a share of the rest, but nothing of what the KV blocks must
+    have."""
     if not config.enable_prefix_caching:
         return 0
     if config.snapshot_memory is not None:
-        return config.snapshot_memory // snapshot
-    found = max(0, min(int(left * SNAPSHOT_SHARE), left - for_blocks)) // snapshot
-    return found if most is None else min(found, most)
+        return config.snapshot_memory // slot
+    return min(max(0, min(int(rest * SNAPSHOT_SHARE), rest - for_blocks)) // slot, most)
 
 
-def weight_bytes(model: ModelConfig) -> int:
-    h, mlp = model.hidden_size, 3 * model.hidden_size * model.intermediate_size
-    attention = h * (model.attention_in_size + model.num_query_heads * model.head_dim)
-    attention += 2 * model.head_dim
-    delta_net = h * (model.linear_in_size + model.value_size) + CONV_RING * model.conv_channels
-    delta_net += 2 * model.num_value_heads + model.value_head_dim
-    num_attention = model.layer_types.count("full_attention")
-    elements = num_attention * attention + (model.num_layers - num_attention) * delta_net
-    elements += model.num_layers * (mlp + 2 * h) + h
-    elements += model.vocab_size * h * (1 if model.tie_word_embeddings else 2)
-    return _ITEM * elements
+def _largest(
+    name: str,
+    model: ModelConfig,
+    config: EngineConfig,
+    free: int,
+    kind: DeviceKind,
+    workspace_bytes: WorkspaceBytes,
+) -> int | None:
+    """The largest value below the config's with which the plan fits; None if there is none."""
+    asked: int | None = getattr(config, name)
+    if asked is None:
+        return None
+    grid = 64 if name == "max_num_batched_tokens" else 1
 
+    def fits(value: int) -> bool:
+        try:
+            changed: dict[str, Any] = {name: value * grid}
+            smaller = dataclasses.replace(config, **changed)
+            _plan(model, smaller, free, kind, workspace_bytes)
+        except ValueError:
+            return False
+        return True
 
-def activation_bytes(model: ModelConfig, num_tokens: int) -> int:
-    """What `models.buffers.allocate_buffers` takes for steps of `num_tokens`."""
-    query_size = model.num_query_heads * model.head_dim
-    delta_net = model.linear_in_size + model.conv_channels + model.value_size
-    attention = model.attention_in_size + 2 * query_size
-    width = max(delta_net, attention, model.intermediate_size)
-    return _ITEM * num_tokens * (3 * model.hidden_size + width)
-
-
-def sequence_bytes(model: ModelConfig, num_blocks: int) -> int:
-    """One running sequence: its state, block table, what sampling keeps for it, and rows of logits
-    and of partial sums."""
-    row = model.vocab_size + MAX_SEGMENTS * model.hidden_size
-    return slot_bytes(model) + sampling_bytes(model, 1) + _ITEM * (num_blocks + row)
-
-
-def sampling_bytes(model: ModelConfig, num_seqs: int) -> int:
-    """Penalty counts, biases and bitmasks."""
-    masks = _ITEM * num_seqs * mask_words(model.vocab_size)
-    return adjustment_bytes(num_seqs, model.vocab_size) + masks
-
-
-def slot_bytes(model: ModelConfig) -> int:
-    """The recurrent and conv state of one sequence."""
-    state = model.num_value_heads * model.key_head_dim * model.value_head_dim
-    conv = CONV_RING * model.conv_channels
-    return _ITEM * model.layer_types.count("linear_attention") * (state + conv)
-
-
-def block_bytes(model: ModelConfig, block_size: int) -> int:
-    """Keys and values of one block in all full-attention layers."""
-    tokens = 2 * model.num_kv_heads * block_size * model.head_dim
-    return _ITEM * model.layer_types.count("full_attention") * tokens
+    low, high = 0, asked // grid  # what fits, as far as known; what does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * grid or None
 
 
 def _size(size: int) -> str:

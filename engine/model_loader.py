@@ -12,8 +12,8 @@ from .cache import allocate_cache
 from .config import EngineConfig, ModelConfig
 from .device import Device
 from .dummy_weights import dummy_weights
-from .memory_plan import MemoryPlan, plan_memory, weight_bytes
-from .memory_plan_cuda import plan_cuda_memory
+from .memory_plan import CPU, CUDA, MemoryPlan, plan_memory
+from .memory_sizes import weight_bytes
 from .model_runner import LogitsHook, ModelRunner
 from .models.buffers import allocate_buffers
 from .models.qwen3_5 import Qwen35Model
@@ -162,12 +162,10 @@ def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
         heads = model_config.num_key_heads, model_config.num_value_heads
         return OpsShape(model_config.num_query_heads, *heads, max_rows, max_tokens)
 
-    plan = plan_cuda_memory(
-        model_config,
-        config,
-        device.mem_info()[0],
-        lambda rows, tokens: workspace_bytes(shape(rows, tokens)),
-    )
+    def workspace(max_rows: int, max_tokens: int) -> int:
+        return workspace_bytes(shape(max_rows, max_tokens))
+
+    plan = plan_memory(model_config, config, device.mem_info()[0], CUDA, workspace)
     capacity = plan.capacity
     own_shape = shape(capacity.num_state_slots, capacity.max_num_batched_tokens)
     ops = CudaOps(kernels, own_shape, device.empty)
@@ -180,7 +178,7 @@ def _cpu_backend(config: EngineConfig, model_config: ModelConfig, device: Device
     from .ops.numpy.blas_threads import limit_blas_threads
     from .ops.numpy.device import CpuDevice
 
-    limit_blas_threads(weight_bytes(model_config))
+    limit_blas_threads(weight_bytes(model_config, CPU.act))
     device = device or CpuDevice()
-    plan = plan_memory(model_config, config, device.mem_info()[0])
+    plan = plan_memory(model_config, config, device.mem_info()[0], CPU)
     return Backend(device, NumpyOps(round_bf16=config.dtype == "bfloat16"), plan, "float32")

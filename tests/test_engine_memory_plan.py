@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,8 @@ import pytest
 
 from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.llm_engine import LLMEngine
-from deltaserve.engine.memory_plan import (
-    MAX_SNAPSHOTS,
-    block_bytes,
-    plan_memory,
-    slot_bytes,
-)
+from deltaserve.engine.memory_plan import CPU, plan_memory
+from deltaserve.engine.memory_sizes import block_bytes, slot_bytes
 from deltaserve.engine.ops.numpy.device import CpuDevice
 from tests.tiny_engine import engine_config, write_tiny_model
 
@@ -70,7 +67,7 @@ def test_plan_is_what_is_allocated(tmp_path: Path, tied: bool) -> None:
 def test_plan_refuses_with_numbers(directory: Path) -> None:
     model = ModelConfig.from_hf(directory)
     config = engine_config(directory)
-    with pytest.raises(ValueError, match=r"available memory: too small.*MiB"):
+    with pytest.raises(ValueError, match=r"memory: too small.*MiB"):
         plan_memory(model, config, 1 << 20)
     with pytest.raises(ValueError, match="kv_cache_memory: too small"):
         small = dataclasses.replace(config, kv_cache_memory=100)
@@ -78,8 +75,33 @@ def test_plan_refuses_with_numbers(directory: Path) -> None:
     with pytest.raises(ValueError, match="max_model_len: 1025 is over the model's 1024 positions"):
         plan_memory(model, dataclasses.replace(config, max_model_len=1025), 1 << 30)
     with pytest.raises(ValueError, match="take 16 blocks of 64 and there is room for 3"):
-        three = dataclasses.replace(config, kv_cache_memory=3 * block_bytes(model, 64))
+        three = dataclasses.replace(config, kv_cache_memory=3 * block_bytes(model, 64, CPU.act))
         plan_memory(model, three, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("max_num_seqs", 10_000),
+        ("kv_cache_memory", 1 << 30),
+        ("snapshot_memory", 1 << 30),
+        ("max_num_batched_tokens", 1 << 20),
+    ],
+)
+def test_a_refusal_proposes_the_largest_value_that_fits(
+    directory: Path, name: str, asked: int
+) -> None:
+    model, available = ModelConfig.from_hf(directory), 64 << 20
+    config = dataclasses.replace(engine_config(directory), **{name: asked})
+    with pytest.raises(ValueError, match=f"{name} [0-9]+ would fit") as refused:
+        plan_memory(model, config, available)
+    found = re.search(f"{name} ([0-9]+) would fit", str(refused.value))
+    assert found is not None
+    largest = int(found[1])
+    plan_memory(model, dataclasses.replace(config, **{name: largest}), available)
+    step = 64 if name == "max_num_batched_tokens" else 1
+    with pytest.raises(ValueError, match="too small"):
+        plan_memory(model, dataclasses.replace(config, **{name: largest + step}), available)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +127,14 @@ def test_snapshots_take_a_tenth_and_nothing_that_blocks_must_have(directory: Pat
     model = ModelConfig.from_hf(directory)
     config = dataclasses.replace(engine_config(directory), kv_cache_memory=None)
     roomy = plan_memory(model, config, 1 << 30)
-    assert roomy.capacity.num_snapshots == MAX_SNAPSHOTS
-    assert dict(roomy.rows)["snapshots"] == MAX_SNAPSHOTS * slot_bytes(model)
+    assert roomy.capacity.num_snapshots == CPU.max_snapshots
+    assert dict(roomy.rows)["snapshots"] == CPU.max_snapshots * slot_bytes(model, CPU.act)
     off = plan_memory(model, dataclasses.replace(config, enable_prefix_caching=False), 1 << 30)
     assert (off.capacity.num_snapshots, dict(off.rows)["snapshots"]) == (0, 0)
-    kv_memory = roomy.capacity.num_blocks * block_bytes(model, 64)
+    kv_memory = roomy.capacity.num_blocks * block_bytes(model, 64, CPU.act)
     others = sum(size for name, size in roomy.rows if name != "snapshots")
     full = dataclasses.replace(config, kv_cache_memory=kv_memory)
-    tight = plan_memory(model, full, others + 3 * slot_bytes(model))
+    tight = plan_memory(model, full, others + 3 * slot_bytes(model, CPU.act))
     assert (tight.capacity.num_blocks, tight.capacity.num_snapshots) == (
         roomy.capacity.num_blocks,
         3,
@@ -121,9 +143,9 @@ def test_snapshots_take_a_tenth_and_nothing_that_blocks_must_have(directory: Pat
 
 def test_snapshot_memory_is_what_was_asked_for_or_refused(directory: Path) -> None:
     model = ModelConfig.from_hf(directory)
-    memory = 100 * slot_bytes(model) + 1
+    memory = 100 * slot_bytes(model, CPU.act) + 1
     config = engine_config(directory, snapshot_memory=memory, snapshot_interval=256)
     capacity = plan_memory(model, config, 1 << 30).capacity
     assert (capacity.num_snapshots, capacity.snapshot_interval) == (100, 256)
-    with pytest.raises(ValueError, match=r"too small.*100 snapshots"):
+    with pytest.raises(ValueError, match=r"too small.*snapshot_memory [0-9]+ would fit"):
         plan_memory(model, config, 1900 << 10)

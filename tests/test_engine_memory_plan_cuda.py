@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from deltaserve.engine.config import EngineConfig, ModelConfig
-from deltaserve.engine.memory_plan_cuda import plan_cuda_memory, slot_bytes
+from deltaserve.engine.memory_plan import CUDA, MemoryPlan, plan_memory
+from deltaserve.engine.memory_sizes import slot_bytes
 from deltaserve.engine.ops.cuda.ops import OpsShape, workspace_bytes
 from deltaserve.engine.ops.cuda.shapes import check_shapes
 from tools.model_shapes import SIZES, hf_text_config
@@ -19,41 +20,54 @@ def workspace(rows: int, tokens: int) -> int:
     return workspace_bytes(OpsShape(16, 16, 32, rows, tokens))
 
 
+def plan_cuda(config: EngineConfig, free: int) -> MemoryPlan:
+    return plan_memory(FOUR_B, config, free, CUDA, workspace)
+
+
+@pytest.mark.parametrize(("gib", "num_seqs"), [(15.6, 32), (23.5, 64), (79, 256), (139, 256)])
+def test_defaults_on_cards_of_16_24_80_and_141_gb(gib: float, num_seqs: int) -> None:
+    plan = plan_cuda(EngineConfig("4B"), int(gib * 2**30))
+    capacity = plan.capacity
+    assert capacity.num_state_slots == num_seqs
+    assert (capacity.max_num_batched_tokens, capacity.prefill_chunk) == (8192, 1024)
+    assert capacity.max_model_len >= 16384 and capacity.num_snapshots >= 2
+
+
 @pytest.mark.parametrize("gib", [16, 80, 139])
 def test_plan_fits_the_share_of_the_device(gib: int) -> None:
-    plan = plan_cuda_memory(FOUR_B, EngineConfig("4B"), gib << 30, workspace)
+    plan = plan_cuda(EngineConfig("4B"), gib << 30)
     total = sum(size for _, size in plan.rows)
     assert total <= plan.available == int(0.92 * (gib << 30))
     assert total >= 0.99 * plan.available
     slots = plan.capacity.num_state_slots
     assert slots & (slots - 1) == 0
     assert (gib >= 80) == (slots == 256)
-    assert dict(plan.rows)["state slots"] == slots * slot_bytes(FOUR_B)
+    assert dict(plan.rows)["state slots"] == slots * slot_bytes(FOUR_B, CUDA.act)
 
 
 def test_snapshots_are_a_tenth_of_what_the_state_slots_leave() -> None:
-    on = plan_cuda_memory(FOUR_B, EngineConfig("4B"), 139 << 30, workspace)
+    on = plan_cuda(EngineConfig("4B"), 139 << 30)
     config = EngineConfig("4B", enable_prefix_caching=False)
-    off = plan_cuda_memory(FOUR_B, config, 139 << 30, workspace)
+    off = plan_cuda(config, 139 << 30)
     snapshots = dict(on.rows)["snapshots"]
     left = dict(off.rows)["KV blocks"]
-    assert snapshots == on.capacity.num_snapshots * slot_bytes(FOUR_B)
-    assert 0.095 * left < snapshots <= 0.1 * left + slot_bytes(FOUR_B)
+    assert snapshots == on.capacity.num_snapshots * slot_bytes(FOUR_B, CUDA.act)
+    assert 0.095 * left < snapshots <= 0.1 * left + slot_bytes(FOUR_B, CUDA.act)
     assert off.capacity.num_snapshots == 0
-    exact = EngineConfig("4B", snapshot_memory=5 * slot_bytes(FOUR_B))
-    assert plan_cuda_memory(FOUR_B, exact, 139 << 30, workspace).capacity.num_snapshots == 5
+    exact = EngineConfig("4B", snapshot_memory=5 * slot_bytes(FOUR_B, CUDA.act))
+    assert plan_cuda(exact, 139 << 30).capacity.num_snapshots == 5
 
 
 def test_slot_is_the_specifications_size() -> None:
     state = 24 * (32 * 128 * 128 * 4 + 4 * 8192 * 2)
-    assert slot_bytes(FOUR_B) == state
+    assert slot_bytes(FOUR_B, CUDA.act) == state
 
 
 def test_plan_refuses_with_numbers() -> None:
-    with pytest.raises(ValueError, match=r"device memory: too small.*weights 7\.83 GiB"):
-        plan_cuda_memory(FOUR_B, EngineConfig("4B"), 8 << 30, workspace)
+    with pytest.raises(ValueError, match=r"memory: too small.*weights 7\.83 GiB"):
+        plan_cuda(EngineConfig("4B"), 8 << 30)
     with pytest.raises(ValueError, match="max_model_len: 262145 is over the model's 262144"):
-        plan_cuda_memory(FOUR_B, EngineConfig("4B", max_model_len=262145), 1 << 37, workspace)
+        plan_cuda(EngineConfig("4B", max_model_len=262145), 1 << 37)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -19,7 +19,8 @@ import pytest
 
 from deltaserve.engine.config import ModelConfig
 from deltaserve.engine.llm_engine import LLMEngine
-from deltaserve.engine.memory_plan import slot_bytes
+from deltaserve.engine.memory_plan import CPU
+from deltaserve.engine.memory_sizes import slot_bytes
 from deltaserve.engine.sampling_params import SamplingParams
 from tests.prefix_cache_checks import check_pools
 from tests.tiny_checkpoint import NUM_TOKENS
@@ -248,7 +249,7 @@ def test_stats_count_tokens_and_evictions(directory: Path) -> None:
 
 
 def slot_bytes_of(directory: Path) -> int:
-    return slot_bytes(ModelConfig.from_hf(directory))
+    return slot_bytes(ModelConfig.from_hf(directory), CPU.act)
 
 
 # ---- random workloads ----------------------------------------------------------------------------

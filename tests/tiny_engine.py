@@ -9,7 +9,8 @@ from typing import Any
 from deltaserve.engine.config import EngineConfig, ModelConfig
 from deltaserve.engine.device import StepTiming
 from deltaserve.engine.llm_engine import LLMEngine
-from deltaserve.engine.memory_plan import block_bytes
+from deltaserve.engine.memory_plan import CPU
+from deltaserve.engine.memory_sizes import block_bytes
 from deltaserve.engine.ops.numpy.device import CpuDevice
 from deltaserve.engine.sequence import RequestOutput
 from tests.tiny_checkpoint import write_checkpoint, write_tokenizer
@@ -39,7 +40,7 @@ def write_tiny_model(directory: Path, **overrides: Any) -> Path:
 
 def engine_config(directory: Path, num_blocks: int = 64, **options: Any) -> EngineConfig:
     """`num_blocks` KV blocks of 64 tokens on the CPU."""
-    kv_memory = num_blocks * block_bytes(ModelConfig.from_hf(directory), BLOCK_SIZE)
+    kv_memory = num_blocks * block_bytes(ModelConfig.from_hf(directory), BLOCK_SIZE, CPU.act)
     defaults: dict[str, Any] = {
         "device": "cpu",
         "max_num_seqs": 4,
