@@ -115,8 +115,10 @@ class PrefixCache:
         seq.block_table.extend(match.blocks)
         seq.num_computed_tokens = start
         wanted = {*range(self._interval, num_prompt + 1, self._interval)}
-        for position in (num_prompt - TAIL, num_prompt - QUESTION, match.num_kv_tokens):
-            wanted.add(position // self._unit * self._unit)
+        wanted.add((num_prompt - TAIL) // self._unit * self._unit)
+        wanted.add((num_prompt - QUESTION) // self._unit * self._unit)
+        if match.num_kv_tokens < num_prompt // self._block_size * self._block_size:
+            wanted.add(match.num_kv_tokens // self._unit * self._unit)
         seq.snapshot_positions = sorted(position for position in wanted if position > start)
         return self.snapshots.use(self._hash_at(seq, start)) if start > 0 else None
 

@@ -84,6 +84,12 @@ class TestSnapshotPositions:
         assert compute(cache, prompt_seq((1, 300), (3, 300))) == [256, 320, 576]
         assert found(cache, (1, 300), (4, 10)) == (256, 256)
 
+    def test_none_more_for_a_prompt_whose_blocks_are_all_cached(self) -> None:
+        cache = make_cache()
+        compute(cache, prompt_seq((1, 200)))
+        assert compute(cache, prompt_seq((1, 200))) == []
+        assert compute(cache, prompt_seq((1, 192), (2, 64))) == [192]
+
     def test_in_the_chunk_that_passes_them(self) -> None:
         cache = make_cache(interval=128)
         seq = prompt_seq((1, 300))

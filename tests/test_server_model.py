@@ -71,6 +71,39 @@ def test_a_batch_is_its_prompts_one_by_one(client: openai.OpenAI) -> None:
     assert [choice.text for choice in batch.choices] == alone
 
 
+def test_a_prompt_seen_before_is_found_and_answered_the_same(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
+    prompt = [random.Random(1).randrange(300) for _ in range(200)]
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0, "logprobs": 3}
+
+    def ask(salt: str, **more: Any) -> openai.types.Completion:
+        return client.completions.create(
+            prompt=prompt, **fields, **more, extra_body={"cache_salt": salt}
+        )
+
+    def cached(answer: openai.types.Completion) -> int:
+        assert answer.usage is not None
+        details = answer.usage.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+    def hits() -> float:
+        (line,) = (
+            line
+            for line in httpx.get(server.url + "/metrics").text.splitlines()
+            if line.startswith("vllm:prefix_cache_hits_total")
+        )
+        return float(line.split()[-1])
+
+    before = hits()
+    first, second, other = ask("a"), ask("a"), ask("b")
+    assert [cached(answer) for answer in (first, second, other)] == [0, 128, 0]
+    assert first.choices == second.choices == other.choices
+    assert hits() == before + 128
+    assert [choice.text for choice in ask("c", n=3).choices] == [first.choices[0].text] * 3
+    assert hits() == before + 3 * 128, "two of three choices find what the first one computed"
+
+
 def test_a_prompt_over_the_context_is_refused_with_the_numbers(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt=[5] * 360, max_tokens=25)
