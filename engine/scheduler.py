@@ -43,6 +43,7 @@ from .step_outputs import step_outputs
 
 __all__ = ["QueueFullError", "RequestTooLargeError", "Scheduler", "SchedulerStats"]
 
+CHUNK_TOKENS_PER_DECODE = 8
 CHUNK_ALIGNMENT = 64  # the delta rule and attention tile the prompt on this absolute grid
 
 
@@ -149,9 +150,7 @@ class Scheduler:
         self._issued_last.clear()
 
         step = _Step()
-        budget = self.capacity.max_num_batched_tokens
-        if not all(seq.num_computed_tokens < len(seq.prompt_ids) for seq in self._running):
-            budget = self.capacity.prefill_chunk
+        budget = prefill_budget(self.capacity, sum(not seq.in_prefill for seq in self._running))
         # Preemption pops from the end of this list: never a sequence that has its row already.
         for seq in self._running:
             if seq.num_computed_tokens < len(seq.prompt_ids):
@@ -321,6 +320,19 @@ class Scheduler:
             self._release(seq)
         seq.status = SequenceStatus.FINISHED
         del self._live[seq.request_id]
+
+
+def prefill_budget(capacity: Capacity, num_decodes: int) -> int:
+    """The most prompt tokens of a step beside so many decode rows.
+
+    A step with many rows takes long by itself, and large chunks are cheaper by the token, so the
+    budget grows with the rows beyond `prefill_chunk`: a hundred rows are not held up for a chunk
+    as often as two are.
+    """
+    if num_decodes == 0:
+        return capacity.max_num_batched_tokens
+    by_rows = num_decodes * CHUNK_TOKENS_PER_DECODE // CHUNK_ALIGNMENT * CHUNK_ALIGNMENT
+    return min(capacity.max_num_batched_tokens, max(capacity.prefill_chunk, by_rows))
 
 
 def _issue_prompt_logprobs(seq: Sequence, end: int) -> range:

@@ -13,6 +13,7 @@ from deltaserve.engine.scheduler import (
     RequestTooLargeError,
     Scheduler,
     SchedulerStats,
+    prefill_budget,
 )
 from deltaserve.engine.sequence import FinishReason, Sequence, TokenLogprobs
 
@@ -234,3 +235,12 @@ class TestEnd:
         new = scheduler.schedule()
         assert scheduler.update(old, [5]) == []
         assert [output.token_ids for output in scheduler.update(new, [6])] == [(6,)]
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "tokens"),
+    [(0, 8192), (1, 1024), (128, 1024), (135, 1024), (136, 1088), (256, 2048), (2000, 8192)],
+)
+def test_prompt_tokens_beside_so_many_decodes(num_decodes: int, tokens: int) -> None:
+    capacity = replace(CAPACITY, max_num_batched_tokens=8192, prefill_chunk=1024)
+    assert prefill_budget(capacity, num_decodes) == tokens
