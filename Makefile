@@ -28,10 +28,13 @@ serve: $(VENV)/.installed-serve$(CUDA)  ## serve MODEL=DIR (default: the demo mo
 	$(BIN)/deltaserve serve --model-path $(MODEL) $(ARGS)
 
 test: $(VENV)/.installed-test  ## the tests that need neither a GPU nor torch
-	$(BIN)/python -m pytest -m 'not gpu and not hf and not aot' $(ARGS)
+	$(BIN)/python -m pytest -m 'not gpu and not hf and not aot and not clients' $(ARGS)
 
 test-hf: $(VENV)/.installed-test-hf  ## the comparisons with transformers on CPU torch
 	$(BIN)/python -m pytest -m 'hf and not gpu and not aot' $(ARGS)
+
+test-clients: $(VENV)/.installed-test-clients  ## other projects' clients against the server
+	$(BIN)/python -m pytest -m clients $(ARGS)
 
 test-aot: $(VENV)/.installed-test-aot  ## the Triton kernels in Triton's interpreter, on the CPU
 	$(BIN)/python -m pytest -m aot $(ARGS)
@@ -64,6 +67,7 @@ $(BIN)/python:
 $(eval $(call install,serve$(CUDA),$(CUDA)))
 $(eval $(call install,test,test))
 $(eval $(call install,test-hf,test-hf))
+$(eval $(call install,test-clients,test-clients))
 $(eval $(call install,test-gpu$(CUDA),test-hf $(CUDA)))
 $(eval $(call install,dev,dev))
 $(eval $(call install,aot,aot $(or $(CUDA),cuda12)))
@@ -78,4 +82,4 @@ build/mypy/deltaserve:
 # pip installs into one environment at a time.
 .NOTPARALLEL:
 
-.PHONY: help serve test test-hf test-aot test-gpu lint bench bench-engine aot clean
+.PHONY: help serve test test-hf test-clients test-aot test-gpu lint bench bench-engine aot clean

@@ -43,6 +43,7 @@ LOGPROBS = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
 def start_bigram(directory: Path) -> ServerProcess:
     """`m`: two sequences at once, 256 tokens of context."""
     write_bigram_model(directory / "model", TABLE, {"top_k": 1, "eos_token_id": [ENDOFTEXT_ID]})
+    (directory / "model" / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     arguments = ["--served-model-name=m", "--port=0", "--max-num-seqs=2", "--max-model-len=256"]
     started = ServerProcess(
         ["deltaserve.server.cli", "serve", "--model-path", str(directory / "model"), *arguments],
