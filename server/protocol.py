@@ -22,7 +22,7 @@ from deltaserve.engine.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 
-from .json_body import BodyParser, decode_field, invalid
+from .json_body import BodyParser, invalid
 
 MAX_N = 128
 MAX_CHOICES = 1024
@@ -120,19 +120,19 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     priority: Annotated[int, _says(minimum=-(2**31), maximum=_INT32)] | None = None
     cache_salt: Annotated[str, _says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)] | None = None
-    user: Raw | None = None
-    metadata: Raw | None = None
-    store: Raw | None = None
-    service_tier: Raw | None = None
-    safety_identifier: Raw | None = None
-    prompt_cache_key: Raw | None = None
-    suffix: Raw | None = None
-    response_format: Raw | None = None
-    structured_outputs: Raw | None = None
-    guided_json: Raw | None = None
-    guided_regex: Raw | None = None
-    guided_choice: Raw | None = None
-    guided_grammar: Raw | None = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    suffix: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
 
 HONOURED = frozenset(CompletionBody.__struct_fields__) - NO_EFFECT - frozenset(REFUSED)
@@ -197,8 +197,6 @@ class Completion(msgspec.Struct):
 
 
 _parser = BodyParser(CompletionBody, {"allowed_token_ids": 12 * MAX_ALLOWED_TOKEN_IDS})
-_anything: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_MAX_NEUTRAL_BYTES = 256
 
 
 def parse_completion(body: bytes) -> CompletionBody:
@@ -206,17 +204,12 @@ def parse_completion(body: bytes) -> CompletionBody:
     ApiError 400 that names the field."""
     fields = _parser.parse(body)
     for name, neutral in REFUSED.items():
-        raw = getattr(fields, name)
-        if raw is not None and not _is_neutral(raw, name, neutral):
+        value = getattr(fields, name)
+        if value is not None and value not in neutral:
             raise invalid(name, f"{name}: not supported by this server")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "stream_options: only allowed with stream: true")
     return fields
-
-
-def _is_neutral(raw: Raw, name: str, neutral: tuple[Any, ...]) -> bool:
-    data = bytes(raw)
-    return len(data) <= _MAX_NEUTRAL_BYTES and decode_field(_anything, data, name) in neutral
 
 
 def num_choices(fields: CompletionBody, num_prompts: int) -> int:

@@ -195,6 +195,8 @@ BAD_JSON: list[tuple[str, bytes, str]] = [
     ("lone surrogate, more", b'{"model":"\\ud83d and more"}', "lone surrogate"),
     ("low surrogate", b'{"model":"\\udc00 and more"}', "lone surrogate"),
     ("utf-8", b'{"model":"\xff"}', "not valid JSON"),
+    ("utf-8 in bookkeeping", b'{"user":"\xff"}', "not valid JSON"),
+    ("surrogate in bookkeeping", b'{"user":["\\ud83d"]}', "lone surrogate"),
     ("utf-8 surrogate", b'{"model":"\xed\xa0\x80"}', "not valid JSON"),
     ("single quotes", b"{'a':1}", "not valid JSON"),
     ("bom", b"\xef\xbb\xbf{}", "not valid JSON"),
