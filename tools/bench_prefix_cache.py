@@ -6,7 +6,8 @@
 Random weights of a true size, or a checkpoint. `--scale` shortens prompts, for the CPU.
 
     bits      sha256 of every sampled logits row and all ids, against the cache turned off: prompts
-              that share 63 .. 4,000 tokens, cold, warm, and all at once
+              that share 63 .. 4,000 tokens, cold, warm, and all at once; and log-probabilities of
+              prompts, which read nothing from the cache, one by one and all at once
     sighting  TTFT of the 1st, 2nd and 3rd prompt that begins with the same 4,000 tokens
     chat      8 turns, 1,000 tokens of system prompt, 200 a turn: share of the previous prompt found
     shared    64 clients with one system prompt of 2,000 tokens: output tokens/s, on and off
@@ -72,12 +73,15 @@ class Bench:
         limit = self.engine.vocab_limit
         return tuple(self.rng.randrange(limit) for _ in range(max(1, round(count * self.scale))))
 
-    def run(self, prompts: list[Prompt], concurrency: int, output_len: int) -> list[Row]:
-        """Of each prompt: ids, ttft (ms), cached (tokens); and `seconds` of all in the first."""
+    def run(
+        self, prompts: list[Prompt], concurrency: int, output_len: int, **options: Any
+    ) -> list[Row]:
+        """Of each prompt: ids, ttft (ms), cached (tokens), entries (of its log-probabilities); and
+        `seconds` of all in the first."""
         from deltaserve.engine.sampling_params import SamplingParams
 
         engine = self.engine
-        params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True, **options)
         waiting, rows = deque(enumerate(prompts)), [Row() for _ in prompts]
         num_open, begin = 0, time.perf_counter()
         while waiting or engine.has_work:
@@ -91,6 +95,7 @@ class Bench:
                 if "ttft" not in row:
                     row["ttft"] = 1e3 * (time.perf_counter() - row["added"])
                     row["cached"] = output.num_cached_tokens
+                    row["entries"] = output.prompt_logprobs
                 row["ids"] += output.token_ids
                 num_open -= output.finish_reason is not None
         rows[0]["seconds"] = time.perf_counter() - begin
@@ -130,6 +135,17 @@ def bits(bench: Bench) -> Iterator[Row]:
             "of": sum(map(len, prompts)),
         }
     bench.engine._runner._logits_hook = None
+    alone, together = (
+        [row["entries"] for row in bench.run(prompts[::3], concurrency, 0, prompt_logprobs=2)]
+        for concurrency in (1, 64)
+    )
+    yield {
+        "what": "prompt logprobs, together",
+        "rows": sum(map(len, alone)),
+        "differ": sum(
+            a != b for x, y in zip(alone, together, strict=True) for a, b in zip(x, y, strict=True)
+        ),
+    }
 
 
 def sighting(bench: Bench) -> Iterator[Row]:
