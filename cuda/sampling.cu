@@ -9,6 +9,7 @@
 // logits [*, vocab]; row i of the batch is logits[rows[i]], of state_slots[i], at positions[i]; a
 // row below 0 is padding. Parameters by slot. group_keys [B, GROUPS]. Rows without features
 // (null: none has any) and without a mask (the same) read nothing but their logits.
+// sample_kernel has 64 registers a thread, so loops whose speed does not matter are not unrolled.
 // Check and time: tools/gpu_check.py --only sample
 #include "candidates.cuh"
 #include "logit_adjustments.cuh"
@@ -37,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
     const bool aligned = is_aligned(row);
     u64 best = 0;
     if (own_features == 0 && mask_row < 0) {
-        visit_group(group, limit, [&](int id, int count) {
+        visit_group<4>(group, limit, [&](int id, int count) {
             float x[EACH];
             load_logits(row, aligned, id, count, x);
 #pragma unroll
@@ -50,9 +51,9 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
         const AdjustmentArrays arrays = {presence,   frequency,  repetition,    output_counts,
                                          prompt_ids, allowed_ids, listed_ids,   listed_biases,
                                          num_listed, max_listed, masks};
-        const Adjustments adjust(arrays, own_features, state_slots[b], mask_row, vocab,
-                                 listed_bits);
-        visit_group(group, limit, [&](int id, int count) {
+        const Adjustments adjust = adjustments_of(arrays, own_features, state_slots[b], mask_row,
+                                                  vocab, listed_bits);
+        visit_group<1>(group, limit, [&](int id, int count) {
             float x[EACH];
             load_logits(row, aligned, id, count, x);
             for (int i = 0; i < count; ++i) {
@@ -90,9 +91,9 @@ __device__ __forceinline__ int draw(const Row<Change>& row, float temperature, i
         u64 total = 0;
         for (int i = threadIdx.x; i < row.limit; i += THREADS) total += mass_of(weight(i));
         total = block_total(total, row.scratch);
-        least_mass = select_from_top<MASS_BITS>(
+        least_mass = least_mass_of_share<MASS_BITS>(
             row.limit, share_of(top_p, total), row.bins, row.scratch,
-            [&](int i) { return mass_of(weight(i)); }, [](int, u64 mass) { return mass; });
+            [&](int i) { return mass_of(weight(i)); });
     }
     const auto kept_mass = [&](int i) {
         const float w = weight(i);
@@ -111,6 +112,7 @@ __device__ __forceinline__ int draw(const Row<Change>& row, float temperature, i
     if (lane == 0) warp_masses[warp] = sum;
     __syncthreads();
     u64 total = 0;
+#pragma unroll 4
     for (int w = 0; w < THREADS / WARP; ++w) total += warp_masses[w];
     const u64 target = __umul64hi(bits, total);
     u64 before = 0;
@@ -122,6 +124,7 @@ __device__ __forceinline__ int draw(const Row<Change>& row, float temperature, i
     const int first = chosen * run + static_cast<int>(threadIdx.x) * own_ids;
     const int last = min(min(first + own_ids, (chosen + 1) * run), row.limit);
     u64 own = 0;
+#pragma unroll 1
     for (int i = first; i < last; ++i) own += kept_mass(i);
     u64 through = own;
     for (int step = 1; step < WARP; step *= 2) {
@@ -200,6 +203,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     wait_for_earlier_kernels();
     __shared__ u64 bins[BINS], scratch[THREADS / WARP], own_keys[GROUPS], keys[MAX_TOP];
     __shared__ u32 listed_bits[LISTED_BITS / 32];
+    __shared__ Adjustments adjust;
     const int i = blockIdx.x;
     if (rows[i] < 0) return;
     const int slot = state_slots[i];
@@ -224,7 +228,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
             const AdjustmentArrays arrays = {presence,   frequency,   repetition, output_counts,
                                              prompt_ids, allowed_ids, listed_ids, listed_biases,
                                              num_listed, max_listed,  masks};
-            const Adjustments adjust(arrays, own_features, slot, mask_row, vocab, listed_bits);
+            const Adjustments own =
+                adjustments_of(arrays, own_features, slot, mask_row, vocab, listed_bits);
+            if (threadIdx.x == 0) adjust = own;  // in shared memory: registers are short here
+            __syncthreads();
             const Row<Adjustments> row = {values, adjust, limit, largest, own_keys, bins, scratch};
             id = draw(row, temperature[slot], top_k[slot], top_p[slot], min_p[slot], bits);
         } else {

@@ -69,16 +69,22 @@ def test_padding_rows_write_nothing(ops: CudaOps) -> None:
     assert (padded.top_ids[-4:] == -7).all()
 
 
-def test_more_equal_ids_than_a_block_has_threads(ops: CudaOps) -> None:
-    """Then the likeliest are not told from their candidates, but by radix."""
-    logits, batch = random_case(np.random.default_rng(6), 3, 1501, 1501)
+def test_ids_beyond_the_likeliest_are_told_apart_by_radix(ops: CudaOps) -> None:
+    """More equal ones than a block has threads, and a nucleus of most of a flat row."""
+    rng = np.random.default_rng(6)
+    logits, batch = random_case(rng, 4, 1501, 1501)
     logits[:] = np.float32(0.5)
-    for name, values in (("temperature", 1), ("num_logprobs", 20), ("top_k", [0, 5, 5])):
+    logits[3] += 0.3 * rng.standard_normal(1501, np.float32)
+    batch.rows[:] = batch.state_slots[:] = np.arange(4)
+    for name, values in (("temperature", 1), ("num_logprobs", 20), ("min_p", 0)):
         getattr(batch.params, name)[:] = values
-    batch.params.top_p[:] = [0.5, 1.0, 0.5]
-    plain = dataclasses.replace(batch, features=np.zeros(3, np.int32), mask_rows=None, masks=None)
-    actual, _ = run(ops, logits, plain)
-    expected, _ = run(REFERENCE, logits, plain)
-    np.testing.assert_array_equal(actual.ids, expected.ids)
-    np.testing.assert_array_equal(actual.top_ids, np.tile(np.arange(20), (3, 1)))
-    assert (actual.ids > 20).any()
+    batch.params.top_k[:] = [0, 5, 5, 0]
+    batch.params.top_p[:] = [0.5, 1.0, 0.5, 0.9]
+    plain = dataclasses.replace(batch, features=np.zeros(4, np.int32), mask_rows=None, masks=None)
+    for position in range(3):
+        batch.positions[:] = position
+        actual, _ = run(ops, logits, plain)
+        expected, _ = run(REFERENCE, logits, plain)
+        np.testing.assert_array_equal(actual.ids, expected.ids)
+        np.testing.assert_array_equal(actual.top_ids, expected.top_ids)
+        assert (actual.ids > 20).any()

@@ -20,12 +20,12 @@ constexpr int MAX_WANTED = GROUPS / 2;
 constexpr int MAX_CANDIDATES = THREADS;
 
 // Calls visit(id, count) for the ids of a group: EACH a lane, every SEGMENT_THREADS * EACH.
-template <typename Visit>
+template <int UNROLL, typename Visit>
 __device__ __forceinline__ void visit_group(int group, int limit, const Visit& visit) {
     const int length = ((limit + SEGMENTS - 1) / SEGMENTS + EACH - 1) / EACH * EACH;
     const int begin = group / SEGMENT_WARPS * length, end = min(begin + length, limit);
     int id = begin + (group % SEGMENT_WARPS * WARP + threadIdx.x % WARP) * EACH;
-#pragma unroll 4
+#pragma unroll UNROLL
     for (; id + EACH <= end; id += SEGMENT_THREADS * EACH) visit(id, EACH);
     if (id < end) visit(id, end - id);
 }
@@ -101,10 +101,11 @@ __device__ inline int collect(const Row<Change>& row, int wanted, u64& least) {
     for (int g = threadIdx.x / WARP; g < GROUPS; g += THREADS / WARP) {
         const u64 largest = row.group_keys[g];
         if (largest == 0 || largest >> 32 < least >> 32) continue;
-        visit_group(g, row.limit, [&](int id, int count) {
+        visit_group<1>(g, row.limit, [&](int id, int count) {
             float x[EACH];
             load_logits(row.raw, aligned, id, count, x);
-            for (int i = 0; i < count; ++i) {
+        #pragma unroll 1
+    for (int i = 0; i < count; ++i) {
                 const float changed = row.change(x[i], id + i);
                 if (changed == -INF || ordered(changed) < least >> 32) continue;
                 const int at = atomicAdd(&num_found, 1);
@@ -135,6 +136,7 @@ __device__ __forceinline__ bool draw_candidates(const Row<Change>& row, float te
     const u64 key = mine ? row.bins[threadIdx.x] : 0;
     u64* masses = row.bins + MAX_CANDIDATES;  // by id
     int place = 0, above = 0;
+#pragma unroll 1
     for (int i = 0; i < count; ++i) {
         const u64 other = row.bins[i];
         place += id_of(other) < id_of(key);
@@ -165,6 +167,7 @@ __device__ __forceinline__ bool draw_candidates(const Row<Change>& row, float te
     if (mine) masses[place] = mass;
     __syncthreads();
     u64 before = 0, total = 0;
+#pragma unroll 1
     for (int i = 0; i < count; ++i) {
         before += i < place ? masses[i] : 0;
         total += masses[i];

@@ -30,34 +30,6 @@ struct Adjustments {
     bool biased, stops_forbidden;
     float presence, frequency, repetition;
 
-    // `listed_bits`: LISTED_BITS of shared memory, which the whole block fills here.
-    __device__ Adjustments(const AdjustmentArrays& from, int features, int slot, int mask_row,
-                           int vocab, u32* listed_bits)
-        : listed_bits(listed_bits) {
-        const long long words = (vocab + 31) / 32;
-        const long long first = static_cast<long long>(slot) * from.max_listed;
-        const bool penalties = features & PENALTIES;
-        biased = features & LISTED_IDS;
-        stops_forbidden = features & STOPS_FORBIDDEN;
-        counts = penalties ? from.output_counts + slot * ((vocab + 1ll) / 2) : nullptr;
-        prompt = penalties ? from.prompt_ids + slot * words : nullptr;
-        presence = penalties ? from.presence[slot] : 0.0f;
-        frequency = penalties ? from.frequency[slot] : 0.0f;
-        repetition = penalties ? from.repetition[slot] : 1.0f;
-        allowed = features & ALLOWED_IDS ? from.allowed_ids + slot * words : nullptr;
-        mask = mask_row >= 0 ? from.masks + mask_row * words : nullptr;
-        num_listed = biased || stops_forbidden ? from.num_listed[slot] : 0;
-        listed = num_listed ? from.listed_ids + first : nullptr;
-        biases = num_listed ? from.listed_biases + first : nullptr;
-        for (int i = threadIdx.x; i < LISTED_BITS / 32; i += blockDim.x) listed_bits[i] = 0;
-        __syncthreads();
-        for (int i = threadIdx.x; i < num_listed; i += blockDim.x) {
-            const int place = listed[i] / 2 % LISTED_BITS;
-            atomicOr(&listed_bits[place / 32], 1u << place % 32);
-        }
-        __syncthreads();
-    }
-
     // The changed logit of an id, -inf for one that may not be sampled.
     __device__ float operator()(float x, int id) const {
         if (allowed && !has_bit(allowed, id)) return -INF;
@@ -95,6 +67,39 @@ private:
         return biases[low] == -INF ? -INF : finite(__fadd_rn(x, biases[low]));
     }
 };
+
+// `listed_bits`: LISTED_BITS of shared memory, which the whole block fills here.
+__device__ inline Adjustments adjustments_of(const AdjustmentArrays& from, int features, int slot,
+                                             int mask_row, int vocab, u32* listed_bits) {
+    const long long words = (vocab + 31) / 32;
+    const long long first = static_cast<long long>(slot) * from.max_listed;
+    Adjustments own = {};
+    own.listed_bits = listed_bits;
+    own.biased = features & LISTED_IDS;
+    own.stops_forbidden = features & STOPS_FORBIDDEN;
+    if (features & PENALTIES) {
+        own.counts = from.output_counts + slot * ((vocab + 1ll) / 2);
+        own.prompt = from.prompt_ids + slot * words;
+        own.presence = from.presence[slot];
+        own.frequency = from.frequency[slot];
+        own.repetition = from.repetition[slot];
+    }
+    if (features & ALLOWED_IDS) own.allowed = from.allowed_ids + slot * words;
+    if (mask_row >= 0) own.mask = from.masks + mask_row * words;
+    if (own.biased || own.stops_forbidden) {
+        own.num_listed = from.num_listed[slot];
+        own.listed = from.listed_ids + first;
+        own.biases = from.listed_biases + first;
+    }
+    for (int i = threadIdx.x; i < LISTED_BITS / 32; i += blockDim.x) listed_bits[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < own.num_listed; i += blockDim.x) {
+        const int place = own.listed[i] / 2 % LISTED_BITS;
+        atomicOr(&listed_bits[place / 32], 1u << place % 32);
+    }
+    __syncthreads();
+    return own;
+}
 
 // One more of the id in the row's output, unless its 16 bits are full.
 __device__ inline void count_id(u32* output_counts, int slot, int vocab, int id) {

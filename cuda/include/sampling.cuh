@@ -67,6 +67,7 @@ __device__ inline T block_total(T x, T* scratch) {
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = x;
     __syncthreads();
     T total = 0;
+#pragma unroll 1
     for (int w = 0; w < static_cast<int>(blockDim.x) / WARP; ++w) total += scratch[w];
     return total;
 }
@@ -87,6 +88,7 @@ __device__ inline T block_largest(T x, T* scratch) {
     if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = x;
     __syncthreads();
     T largest = scratch[0];
+#pragma unroll 1
     for (int w = 1; w < static_cast<int>(blockDim.x) / WARP; ++w) {
         largest = scratch[w] > largest ? scratch[w] : largest;
     }
