@@ -67,11 +67,33 @@ def test_measured_segments_override_the_rule() -> None:
 def test_every_choice_of_a_table_is_compiled(m: int) -> None:
     for arch in MAX_SHARED:
         compiled = {variant.name for variant in all_variants(arch)}
+        compiled |= {
+            n.removesuffix("_kernel") for n in kernels((CUDA / "gemm_decode.cu").read_text())
+        }
         gemm = Gemm(TableOnly(arch))  # type: ignore[arg-type]
         for form in FORMS:
             for n in (1024, 248_320):
                 name = gemm.tile_name(form, n, 2560, m)
                 assert named_tile(form, name).kernel in compiled
+
+
+def test_a_tile_is_one_or_two_powers_of_two_wide() -> None:
+    for width, parts in ((128, (128, 0)), (288, (256, 32)), (96, (64, 32)), (144, (128, 16))):
+        assert Tile("persistent", width, 64, 64, 4, 4).parts == parts
+    with pytest.raises(ValueError, match="112 rows"):
+        _ = Tile("persistent", 112, 64, 64, 4, 4).parts
+
+
+def test_a_launch_passes_a_tensor_map_for_each_that_the_kernel_takes() -> None:
+    """What variants.py declares against what gemm.py passes."""
+    for variant in all_variants("sm_90"):
+        if variant.function == "gemm_persistent_kernel":
+            _, form, name = variant.name.split(".")
+            maps = [n for n, kind in variant.arguments.items() if kind.startswith("tensordesc")]
+            passed = [f"{n}_map" for n in named_tile(form, name).maps]
+            if passed.count("w_map") == 2:
+                passed[passed.index("w_map") + 1] = "extra_map"
+            assert maps == passed, variant.name
 
 
 def test_a_table_with_a_short_row_is_refused(
@@ -84,7 +106,7 @@ def test_a_table_with_a_short_row_is_refused(
     (tmp_path / "tiles").mkdir()
     (tmp_path / "tiles" / "sm_90.json").write_text(json.dumps(table))
     monkeypatch.setattr(gemm_tiles, "__file__", str(tmp_path / "gemm_tiles.py"))
-    with pytest.raises(ValueError, match="9 tiles"):
+    with pytest.raises(ValueError, match="10 tiles"):
         read_table("sm_90")
 
 

@@ -9,7 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from deltaserve.engine.ops.cuda.kernels import Blocks
 from deltaserve.engine.ops.cuda.launch import KernelLauncher, _Attribute, _Config
+from deltaserve.engine.ops.cuda.tensor_maps import TensorMaps
 
 
 class Pointer:
@@ -94,3 +96,53 @@ def test_wrong_arguments_and_refused_launches() -> None:
     refusing = KernelLauncher(Driver([], status=700), 1, [], threads=32)
     with pytest.raises(RuntimeError, match="CUDA error 700"):
         refusing(0, (1, 1, 1), 0, ())
+
+
+def test_tensor_maps_are_passed_whole_and_aligned() -> None:
+    whole = ctypes.c_char * 128
+    driver = Driver([ctypes.c_uint64, whole, ctypes.c_int32, whole, ctypes.c_uint64])
+    launch = KernelLauncher(driver, 1, ["u64", "map", "i32", "map"], threads=32, extra=(6,))
+    first, second = bytes(range(1, 129)), b"\xff" * 128
+    launch(0, (1, 1, 1), 0, (5, first, -3, second))
+    assert driver.launches[0]["values"] == [5, first, -3, second, 6]
+    assert all(launch._params[i] % 64 == 0 for i in (1, 3))
+
+
+class MapDriver:
+    """Notes what is to be encoded, and writes the count of calls into the map."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def cuTensorMapEncodeTiled(self, where: Any, *args: Any) -> int:
+        assert where.value % 64 == 0
+        self.calls.append(tuple(list(a) if hasattr(a, "_length_") else a for a in args))
+        ctypes.memset(where.value, len(self.calls), 128)
+        return 0 if args[1] < 4 else 1
+
+
+def test_a_tensor_map_is_encoded_once_for_an_array_and_shape() -> None:
+    driver = MapDriver()
+    maps = TensorMaps(driver)
+    x, w = FakeArray(4096, ml_dtypes.bfloat16), FakeArray(8192, ml_dtypes.bfloat16)
+    cuts = [
+        {"block_size": [128, 64], "swizzle": 3, "elem_size": 2},
+        {"block_size": [2, 48, 64], "swizzle": 3, "elem_size": 2},
+    ]
+    args = (Blocks(x, (5, 256)), Blocks(w, (2, 96, 256)), 7)
+    for _ in range(2):
+        values = maps.expand(cuts, args)
+        first, second = b"\x01" * 128, b"\x02" * 128
+        assert values == [first, 5, 256, 256, 1, second, 2, 96, 256, 24576, 256, 1, 7]
+    maps.expand(cuts[:1], (Blocks(x, (6, 256)),))
+    assert len(driver.calls) == 3
+    kind, rank, pointer, sizes, strides, block, steps, *rest = driver.calls[1]
+    assert (kind, rank, pointer.value) == (9, 3, 8192)
+    assert (sizes, strides[:2], block, steps) == ([256, 96, 2], [512, 49152], [64, 48, 2], [1] * 3)
+    assert rest == [0, 3, 2, 0]
+
+
+def test_a_tensor_map_that_the_driver_refuses() -> None:
+    cut = {"block_size": [1, 1, 1, 1], "swizzle": 0, "elem_size": 4}
+    with pytest.raises(RuntimeError, match="CUDA error 1"):
+        TensorMaps(MapDriver()).expand([cut], (Blocks(FakeArray(0, "f4"), (1, 1, 1, 1)),))

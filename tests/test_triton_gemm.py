@@ -11,6 +11,8 @@ from .triton_interpreter import load_kernels
 
 gemm = load_kernels("gemm")
 import torch  # noqa: E402
+from gemm_tiles import Tile  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 pytestmark = pytest.mark.aot
 
@@ -25,30 +27,73 @@ def poisoned(*shape: int) -> torch.Tensor:
     return torch.full(shape, float("nan"))
 
 
+def run_persistent(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    segment: int,
+    silu_mul: bool,
+    blocks: tuple[int, int, int],
+    by_map: bool = False,
+) -> None:
+    """x [M, K], w [N, K] or [2 N, K], out [S, M, N]. blocks[0] rows as one or two products; by_map:
+    out is stored by a tensor map."""
+    (_, m, n), k, (_, block_m, block_k) = out.shape, x.shape[1], blocks
+    main, extra = Tile("persistent", *blocks, 1, 1).parts
+    gates = 2 if silu_mul else 1
+    weight = w.view(2, n, k) if silu_mul else w
+
+    def w_map(rows: int) -> TensorDescriptor:
+        block = [2, rows // 2, block_k] if silu_mul else [rows, block_k]
+        return TensorDescriptor.from_tensor(weight, block)
+
+    gemm.gemm_persistent_kernel[(3,)](
+        TensorDescriptor.from_tensor(x, [block_m, block_k]),
+        w_map(main),
+        w_map(extra) if extra else None,
+        TensorDescriptor.from_tensor(out[0], [block_m, main // gates]) if by_map else None,
+        out,
+        m,
+        n,
+        k,
+        segment,
+        BLOCK_N=main,
+        EXTRA_N=extra,
+        BLOCK_M=block_m,
+        BLOCK_K=block_k,
+        SILU_MUL=silu_mul,
+        GROUP_M=2,
+        EARLY_START=False,
+    )
+
+
+def run_stream(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    segment: int,
+    silu_mul: bool,
+    blocks: tuple[int, int, int],
+) -> None:
+    (segments, m, n), (block_n, block_m, block_k) = out.shape, blocks
+    columns = block_n // 2 if silu_mul else block_n
+    constants: dict[str, Any] = {"BLOCK_N": block_n, "BLOCK_M": block_m, "BLOCK_K": block_k}
+    gemm.gemm_stream_kernel[(-(-m // block_m), -(-n // columns), segments)](
+        x, w, out, m, n, x.shape[1], segment, SILU_MUL=silu_mul, EARLY_START=False, **constants
+    )
+
+
 def launch(
     kernel: str, m: int, n: int, k: int, segments: int, silu_mul: bool, blocks: tuple[int, int, int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(x, w, out) of one call on fresh random inputs."""
-    block_n, block_m, block_k = blocks
     x, w = random(m, k), random(2 * n if silu_mul else n, k)
     out = poisoned(segments, m, n)
-    columns = block_n // 2 if silu_mul else block_n
-    segment = -(-k // segments // block_k) * block_k
-    constants: dict[str, Any] = {
-        "BLOCK_N": block_n,
-        "BLOCK_M": block_m,
-        "BLOCK_K": block_k,
-        "SILU_MUL": silu_mul,
-    }
+    segment = -(-k // segments // blocks[2]) * blocks[2]
     if kernel == "stream":
-        grid = (-(-m // block_m), -(-n // columns), segments)
-        gemm.gemm_stream_kernel[grid](
-            x, w, out, m, n, k, segment, EARLY_START=False, PREFETCH_K=0, **constants
-        )
+        run_stream(x, w, out, segment, silu_mul, blocks)
     else:
-        gemm.gemm_persistent_kernel[(3,)](
-            x, w, out, m, n, k, segment, GROUP_M=2, EARLY_START=False, **constants
-        )
+        run_persistent(x, w, out, segment, silu_mul, blocks, by_map=kernel == "by map")
     return x, w, out
 
 
@@ -57,17 +102,20 @@ def silu_mul_reference(x: np.ndarray, w: np.ndarray, n: int) -> np.ndarray:
     return gate / (1 + np.exp(-gate)) * up
 
 
-@pytest.mark.parametrize("kernel", ["stream", "persistent"])
+KERNELS = [("stream", 32), ("persistent", 32), ("persistent", 48), ("by map", 32)]
+
+
+@pytest.mark.parametrize(("kernel", "width"), KERNELS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 64, 64), (3, 100, 128), (37, 72, 192)])
-def test_linear(kernel: str, m: int, n: int, k: int) -> None:
-    x, w, out = launch(kernel, m, n, k, 1, False, (32, 16, 32))
+def test_linear(kernel: str, width: int, m: int, n: int, k: int) -> None:
+    x, w, out = launch(kernel, m, n, k, 1, False, (width, 16, 32))
     np.testing.assert_allclose(out[0], x @ w.T, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", ["stream", "persistent"])
+@pytest.mark.parametrize(("kernel", "width"), KERNELS)
 @pytest.mark.parametrize(("m", "n", "k"), [(2, 48, 64), (21, 40, 96)])
-def test_linear_silu_mul(kernel: str, m: int, n: int, k: int) -> None:
-    x, w, out = launch(kernel, m, n, k, 1, True, (32, 16, 32))
+def test_linear_silu_mul(kernel: str, width: int, m: int, n: int, k: int) -> None:
+    x, w, out = launch(kernel, m, n, k, 1, True, (width, 16, 32))
     expected = silu_mul_reference(x.numpy(), w.numpy(), n)
     np.testing.assert_allclose(out[0], expected, rtol=1e-3, atol=1e-3)
 
@@ -85,12 +133,11 @@ def test_each_segment_sums_its_own_part_of_k(kernel: str) -> None:
 def test_nothing_is_written_beyond_the_output(kernel: str) -> None:
     m, n, k = 5, 24, 64
     guarded = poisoned(m * n + 64)
-    args = (random(m, k), random(n, k), guarded[: m * n].view(m, n), m, n, k, k)
-    constants = {"BLOCK_N": 16, "BLOCK_M": 16, "BLOCK_K": 32, "SILU_MUL": False}
+    out = guarded[: m * n].view(1, m, n)
     if kernel == "stream":
-        gemm.gemm_stream_kernel[(1, 2, 1)](*args, EARLY_START=False, PREFETCH_K=0, **constants)
+        run_stream(random(m, k), random(n, k), out, k, False, (16, 16, 32))
     else:
-        gemm.gemm_persistent_kernel[(2,)](*args, GROUP_M=2, EARLY_START=False, **constants)
+        run_persistent(random(m, k), random(n, k), out, k, False, (48, 16, 32))
     assert torch.isfinite(guarded[: m * n]).all()
     assert torch.isnan(guarded[m * n :]).all()
 

@@ -50,7 +50,8 @@ def compile_variant(variant: Variant, arch: str) -> tuple[bytes, dict[str, Any]]
     metadata = kernel.metadata
     return cubin, {
         "function": metadata.name,
-        "signature": [kind for kind in signature.values() if kind != "constexpr"],
+        "signature": [part for kind in signature.values() for part in launched(kind)],
+        "tensor_maps": [dict(meta) for meta in metadata.tensordesc_meta or ()],
         "constants": variant.constants,
         "threads": metadata.num_warps * WARP_SIZE,
         "shared": metadata.shared,
@@ -61,6 +62,17 @@ def compile_variant(variant: Variant, arch: str) -> tuple[bytes, dict[str, Any]]
         "may_spill": variant.may_spill,
         **resource_usage(cubin),
     }
+
+
+def launched(kind: str) -> list[str]:
+    """What a launch passes for an argument: nothing for constants; for a tensor map itself, the
+    sizes and the strides of what it maps."""
+    if kind == "constexpr":
+        return []
+    if not kind.startswith("tensordesc"):
+        return [kind]
+    rank = kind.count(",") + 1
+    return ["map", *["i32"] * rank, *["u64"] * rank]
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:

@@ -55,6 +55,16 @@ class Tile:
         return cls(match[1], *map(int, match.groups()[1:]))
 
     @property
+    def parts(self) -> tuple[int, int]:
+        """block_n as one or two powers of two, the larger first: a persistent tile's two products.
+        ValueError where it takes more."""
+        main = 1 << (self.block_n.bit_length() - 1)
+        extra = self.block_n - main
+        if extra & (extra - 1):
+            raise ValueError(f"{self.name}: {self.block_n} rows are no sum of two powers of two")
+        return main, extra
+
+    @property
     def name(self) -> str:
         blocks = f"{self.block_n}x{self.block_m}x{self.block_k}"
         return f"{self.kernel}_{blocks}_s{self.stages}_w{self.warps}"

@@ -3,9 +3,10 @@
 compilers   name -> version
 archs       arch -> kernels      name -> file, function, signature (in launch order, without
                                  constants), constants, threads, shared (bytes in all), registers,
-                                 stack, global_scratch (bytes a program), hash; of what NVRTC
-                                 compiled, dynamic_shared (bytes of `shared` to ask for at
-                                 launch; Triton's is all of it) and sources: see `cuda_hash`
+                                 stack, global_scratch (bytes a program), hash; tensor_maps (how
+                                 the arrays of "map" arguments are cut into blocks); of what NVRTC
+                                 compiled, dynamic_shared (bytes of `shared` to ask for at launch;
+                                 Triton's is all of it) and sources: see `cuda_hash`
                  -> gemm_tiles   see gemm_tiles.py
 """
 

@@ -43,13 +43,11 @@ CANDIDATES = (
     "persistent_128x256x64_s3_w8",
 )
 
-PREFETCH_K = 0
-"""Elements of each weight row that a GEMM of few rows prefetches before earlier kernels ended."""
-
 
 @dataclass(frozen=True)
 class Variant:
-    """One compilation. `arguments`: name -> type of every argument that is not a constant;
+    """One compilation. `arguments`: name -> type of every argument that is not a constant
+    (tensordesc<...>: a tensor map that the host makes, see engine/ops/cuda/tensor_maps.py);
     those in `aligned` are known to be multiples of 16 (pointers: bytes), which the compiler needs
     for 16-byte loads."""
 
@@ -57,46 +55,57 @@ class Variant:
     module: str
     function: str
     arguments: dict[str, str]
-    constants: dict[str, int | bool | str]
+    constants: dict[str, int | bool | str | None]
     num_warps: int
     num_stages: int
     aligned: frozenset[str] = field(default_factory=frozenset)
     may_spill: bool = False
 
 
+def block_map(rows: int, columns: int, kind: str = "bf16", pair: bool = False) -> str:
+    """The type of a tensor map; pair: of two matrices, half of the rows from each."""
+    shape = f"2, {rows // 2}, {columns}" if pair else f"{rows}, {columns}"
+    return f"tensordesc<{kind}[{shape}]>"
+
+
 def gemm_variant(arch: str, form: str, tile: Tile, may_spill: bool) -> Variant:
-    # Blocks placed early go where there is room, not one to a multiprocessor: tiles of many rows,
-    # of which there is one wave, would lose more by that than a launch costs.
-    early_start = capability(arch) >= 90 and tile.block_m <= 64
-    constants: dict[str, int | bool | str] = {
+    out = "fp32" if form == "fp32" else "bf16"
+    pair = form == "silu_mul"
+    early_start = capability(arch) >= 90
+    sizes = dict.fromkeys(("M", "N", "K", "SEGMENT"), "i32")
+    constants: dict[str, int | bool | str | None] = {
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
         "BLOCK_K": tile.block_k,
-        "SILU_MUL": form == "silu_mul",
-        "EARLY_START": early_start,
+        "SILU_MUL": pair,
     }
-    if tile.kernel == "persistent":
-        constants["GROUP_M"] = 8
+    if tile.kernel == "stream":
+        arguments = {"x": "*bf16", "w": "*bf16", "out": f"*{out}", **sizes}
+        constants["EARLY_START"] = early_start
     else:
-        constants["PREFETCH_K"] = PREFETCH_K if early_start else 0
-    out = "*fp32" if form == "fp32" else "*bf16"
+        main, extra = tile.parts
+        columns = main // 2 if pair else main
+        maps = {
+            "x_map": block_map(tile.block_m, tile.block_k),
+            "w_map": block_map(main, tile.block_k, pair=pair),
+            "extra_map": block_map(extra, tile.block_k, pair=pair) if extra else None,
+            "out_map": None if extra or out == "fp32" else block_map(tile.block_m, columns, out),
+        }
+        arguments = {name: kind for name, kind in maps.items() if kind is not None}
+        arguments |= {"out": f"*{out}", **sizes}
+        constants |= {name: None for name, kind in maps.items() if kind is None}
+        constants |= {"BLOCK_N": main, "EXTRA_N": extra, "GROUP_M": 8}
+        # with many rows the blocks of two kernels only get in each other's way
+        constants["EARLY_START"] = early_start and tile.block_m <= 64
     return Variant(
         name=f"gemm.{form}.{tile.name}",
         module="gemm",
         function=f"gemm_{tile.kernel}_kernel",
-        arguments={
-            "x": "*bf16",
-            "w": "*bf16",
-            "out": out,
-            "M": "i32",
-            "N": "i32",
-            "K": "i32",
-            "SEGMENT": "i32",
-        },
+        arguments=arguments,
         constants=constants,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        aligned=frozenset({"x", "w", "out", "K", "SEGMENT"}),
+        aligned=frozenset({"x", "w", "out", "K", "SEGMENT"} & arguments.keys()),
         may_spill=may_spill,
     )
 

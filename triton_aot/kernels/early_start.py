@@ -16,17 +16,3 @@ def wait_for_earlier_kernels():
     as soon as all blocks of this one are."""
     gdc_launch_dependents()
     gdc_wait()
-
-
-@triton.jit
-def prefetch_rows(pointers, LENGTH: tl.constexpr):
-    """Asks for LENGTH bf16 from each pointer on to come to L2. Pointers and 2 * LENGTH: multiples of
-    16 bytes."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), tl.full(pointers.shape, 2 * LENGTH, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

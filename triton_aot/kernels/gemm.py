@@ -14,7 +14,7 @@ in the segments.
                             tile of 64 weight rows goes with as few as 16 rows of x. One program a
                             tile; all a program does is stream its weight rows once.
     gemm_persistent_kernel  many rows: x is the left operand, tiles of both come in through tensor
-                            descriptors, and each program walks over many output tiles.
+                            maps made on the host, and each program walks over many output tiles.
 
 SILU_MUL: out = silu(x gate^T) * (x up^T); both products, the silu and the result are rounded to act
 (spec section 3.3). K and SEGMENT are multiples of BLOCK_K; M and N are free.
@@ -25,7 +25,7 @@ Check: tests/test_triton_gemm.py (interpreter), tools/gpu_check.py --only gemm. 
 import triton
 import triton.language as tl
 
-from .early_start import prefetch_rows, wait_for_earlier_kernels
+from .early_start import wait_for_earlier_kernels
 
 
 @triton.jit
@@ -51,7 +51,6 @@ def gemm_stream_kernel(
     BLOCK_K: tl.constexpr,
     SILU_MUL: tl.constexpr,
     EARLY_START: tl.constexpr,
-    PREFETCH_K: tl.constexpr,
 ):
     """Grid (ceil(M / BLOCK_M), ceil(N / columns), segments): programs that share weight rows are
     neighbours. `columns` is BLOCK_N, with SILU_MUL half of it: the tile then holds gate and up rows
@@ -71,9 +70,6 @@ def gemm_stream_kernel(
     begin = segment * SEGMENT
     end = tl.minimum(begin + SEGMENT, K)
     if EARLY_START:
-        # the weight is nobody's output: its first part may come while earlier kernels end
-        if PREFETCH_K > 0:
-            prefetch_rows(w + weight_rows * K + begin, PREFETCH_K)
         wait_for_earlier_kernels()
     tile_k = tl.arange(0, BLOCK_K)
     w_tile = w + weight_rows[:, None] * K + (begin + tile_k)[None, :]
@@ -108,64 +104,91 @@ def tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def weight_tile(w_map, first_n, k, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PAIR: tl.constexpr):
+    """[ROWS, BLOCK_K] of the weight; PAIR: one load brings ROWS / 2 gate and ROWS / 2 up rows."""
+    if PAIR:
+        return tl.reshape(w_map.load([0, first_n, k]), (ROWS, BLOCK_K))
+    else:
+        return w_map.load([first_n, k])
+
+
+@triton.jit
+def rounded(acc, act: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PAIR: tl.constexpr):
+    """What is stored of a tile's sums, [ROWS, COLUMNS]."""
+    if PAIR:
+        pair = tl.permute(tl.reshape(acc, (ROWS, 2, COLUMNS)), (0, 2, 1))
+        gate, up = tl.split(pair)
+        acc = silu_mul(gate, up, act)
+    return acc.to(act)
+
+
+@triton.jit
+def store_rows(out, tile, first_m, first_n, M, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    m = first_m + tl.arange(0, ROWS)
+    n = first_n + tl.arange(0, COLUMNS)
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    tl.store(out + m[:, None] * N + n[None, :], tile, mask=inside)
+
+
+@triton.jit
 def gemm_persistent_kernel(
-    x,
-    w,
+    x_map,
+    w_map,
+    extra_map,
+    out_map,
     out,
     M,
     N,
     K,
     SEGMENT,
     BLOCK_N: tl.constexpr,
+    EXTRA_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SILU_MUL: tl.constexpr,
     GROUP_M: tl.constexpr,
     EARLY_START: tl.constexpr,
 ):
-    """Grid: any number of programs, normally one a multiprocessor. BLOCK_N counts weight rows, gate
-    and up together. The tensor descriptors lie in the kernel's global scratch."""
-    act: tl.constexpr = out.dtype.element_ty
-    # fp32 outputs come in segments that a tile may not run across, so they are stored by masks.
-    STORE_TILE: tl.constexpr = act.primitive_bitwidth == 16
-    COLUMNS: tl.constexpr = BLOCK_N // 2 if SILU_MUL else BLOCK_N
-    if EARLY_START:
-        wait_for_earlier_kernels()  # before the descriptors: their scratch is every kernel's
-    x_desc = tl.make_tensor_descriptor(x, [M, K], [K, 1], [BLOCK_M, BLOCK_K])
-    if SILU_MUL:
-        # one load brings the gate rows and the up rows of a tile
-        w_desc = tl.make_tensor_descriptor(w, [2, N, K], [N * K, K, 1], [2, COLUMNS, BLOCK_K])
-    else:
-        w_desc = tl.make_tensor_descriptor(w, [N, K], [K, 1], [COLUMNS, BLOCK_K])
-    if STORE_TILE:
-        out_desc = tl.make_tensor_descriptor(out, [M, N], [N, 1], [BLOCK_M, COLUMNS])
+    """Grid: any number of programs, normally one a multiprocessor. A tile has BLOCK_N weight rows,
+    gate and up together, and EXTRA_N more as a second product with the same rows of x, so that a
+    tile need not be a power of two wide and the tiles of a shape can fill every multiprocessor.
 
+    x_map, w_map, extra_map: tensor maps of x [M, K] and w [N, K] (SILU_MUL: [2, N, K]) in blocks of
+    BLOCK_M, BLOCK_N and EXTRA_N rows. out_map: of out [M, N] in blocks of a tile, or None, where
+    out has segments, which a block may not run across, or a tile is two blocks."""
+    act: tl.constexpr = out.dtype.element_ty
+    GATES: tl.constexpr = 2 if SILU_MUL else 1
+    COLUMNS: tl.constexpr = BLOCK_N // GATES
+    EXTRA: tl.constexpr = EXTRA_N // GATES
+    if EARLY_START:
+        wait_for_earlier_kernels()
     tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, COLUMNS)
-    segments = tl.cdiv(K, SEGMENT)
-    for index in tl.range(tl.program_id(0), tiles_m * tiles_n * segments, tl.num_programs(0)):
+    tiles_n = tl.cdiv(N, COLUMNS + EXTRA)
+    tiles = tiles_m * tiles_n * tl.cdiv(K, SEGMENT)
+    for index in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=EXTRA_N > 0):
         segment = index // (tiles_m * tiles_n)
         tile_m, tile_n = tile_of(index - segment * tiles_m * tiles_n, tiles_m, tiles_n, GROUP_M)
         first_m = tile_m * BLOCK_M
-        first_n = tile_n * COLUMNS
+        first_n = tile_n * (COLUMNS + EXTRA)
         begin = segment * SEGMENT
         end = tl.minimum(begin + SEGMENT, K)
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if EXTRA_N:
+            extra = tl.zeros((BLOCK_M, EXTRA_N), tl.float32)
         for k in range(begin, end, BLOCK_K):
-            x_tile = x_desc.load([first_m, k])
-            if SILU_MUL:
-                w_tile = tl.reshape(w_desc.load([0, first_n, k]), (BLOCK_N, BLOCK_K))
-            else:
-                w_tile = w_desc.load([first_n, k])
+            x_tile = x_map.load([first_m, k])
+            w_tile = weight_tile(w_map, first_n, k, BLOCK_N, BLOCK_K, SILU_MUL)
             acc = tl.dot(x_tile, w_tile.T, acc)
-        if SILU_MUL:
-            pair = tl.permute(tl.reshape(acc, (BLOCK_M, 2, COLUMNS)), (0, 2, 1))
-            gate, up = tl.split(pair)
-            acc = silu_mul(gate, up, act)
-        if STORE_TILE:
-            out_desc.store([first_m, first_n], acc.to(act))
+            if EXTRA_N:
+                w_tile = weight_tile(extra_map, first_n + COLUMNS, k, EXTRA_N, BLOCK_K, SILU_MUL)
+                extra = tl.dot(x_tile, w_tile.T, extra)
+        tile = rounded(acc, act, BLOCK_M, COLUMNS, SILU_MUL)
+        target = out + segment * M * N
+        if EXTRA_N:
+            more = rounded(extra, act, BLOCK_M, EXTRA, SILU_MUL)
+            store_rows(target, tile, first_m, first_n, M, N, BLOCK_M, COLUMNS)
+            store_rows(target, more, first_m, first_n + COLUMNS, M, N, BLOCK_M, EXTRA)
+        elif out_map is None:
+            store_rows(target, tile, first_m, first_n, M, N, BLOCK_M, COLUMNS)
         else:
-            m = first_m + tl.arange(0, BLOCK_M)
-            n = first_n + tl.arange(0, COLUMNS)
-            target = out + segment * M * N + m[:, None] * N + n[None, :]
-            tl.store(target, acc, mask=(m < M)[:, None] & (n < N)[None, :])
+            out_map.store([first_m, first_n], tile)

@@ -11,7 +11,7 @@ import re
 from typing import Any, NamedTuple
 
 from ..base import MAX_SEGMENTS
-from .kernels import Kernels
+from .kernels import Blocks, Kernels
 
 Array = Any
 
@@ -31,6 +31,10 @@ class GemmTile(NamedTuple):
     block_k: int
     threads: int
     """0: as many as it was compiled for."""
+    maps: tuple[str, ...] = ()
+    """What the kernel takes tensor maps of, in this order."""
+    gates: int = 1
+    """Weight rows of an output: 2 of SiLU*mul."""
 
 
 class Gemm:
@@ -118,6 +122,15 @@ class Gemm:
             grid = (min(programs, self._kernels.num_multiprocessors), 1, 1)
         else:
             grid = (row_tiles, column_tiles, segments)
+        if tile.maps:
+            shapes = {
+                "x": Blocks(x, (m, k)),
+                "w": Blocks(weight, (n, k) if tile.gates == 1 else (tile.gates, n, k)),
+                "out": Blocks(out, (m, n)),
+            }
+            maps = [shapes[name] for name in tile.maps]
+            self._kernels.launch(tile.kernel, grid, 0, *maps, out, m, n, k, segment)
+            return
         self._kernels.launch(tile.kernel, grid, tile.threads, x, weight, out, m, n, k, segment)
 
 
@@ -132,5 +145,11 @@ def named_tile(form: str, name: str) -> GemmTile:
     if match is None:
         raise ValueError(f"no GEMM tile is named {name!r}")
     block_n, block_m, block_k = map(int, match.groups()[1:])
-    persistent = match[1] == "persistent"
-    return GemmTile(f"gemm.{form}.{name}", persistent, block_n // gates, block_m, block_k, 0)
+    kernel, columns = f"gemm.{form}.{name}", block_n // gates
+    if match[1] == "stream":
+        return GemmTile(kernel, False, columns, block_m, block_k, 0)
+    # as in triton_aot/variants.py: two products where the width is no power of two
+    maps: tuple[str, ...] = ("x", "w", "w")
+    if block_n & (block_n - 1) == 0:
+        maps = ("x", "w") if form == "fp32" else ("x", "w", "out")
+    return GemmTile(kernel, True, columns, block_m, block_k, 0, maps, gates)

@@ -5,9 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Grid = tuple[int, int, int]
+
+
+class Blocks(NamedTuple):
+    """A launch argument: a C-contiguous array, seen as `shape`, that the kernel reads or writes in
+    blocks by a tensor map."""
+
+    array: Any
+    shape: tuple[int, ...]
 
 
 class Kernels(Protocol):
@@ -17,7 +25,8 @@ class Kernels(Protocol):
 
     def launch(self, name: str, grid: Grid, threads: int, *args: Any) -> None:
         """Launches the kernel `name` of the manifest. `args` in the order of its signature: arrays
-        (None: a null pointer), ints and floats. `threads` 0: as many as it was compiled for."""
+        (None: a null pointer), `Blocks`, ints and floats. `threads` 0: as many as it was compiled
+        for."""
 
     def constant(self, name: str, constant: str) -> int:
         """The value that a kernel was compiled with."""

@@ -17,7 +17,8 @@ import numpy as np
 
 _FORMATS = {"i32": "i4x", "u32": "I4x", "u64": "Q", "fp32": "f4x"}
 _POINTER = "Q"
-_SLOT = 8  # bytes of an argument
+_SLOT = 8  # bytes of an argument; a tensor map is larger
+_MAP, _MAP_ALIGN = 128, 64
 _DTYPES = {
     "*bf16": np.dtype(ml_dtypes.bfloat16),
     "*fp32": np.dtype(np.float32),
@@ -75,13 +76,24 @@ class KernelLauncher:
     ) -> None:
         self.signature = tuple(signature)
         self._dtypes = [_DTYPES.get(kind) for kind in signature]
-        kinds = [_POINTER if kind[0] == "*" else _FORMATS[kind] for kind in signature]
-        count = len(kinds) + len(extra)
-        self._pack = struct.Struct("<" + "".join(kinds)).pack_into
-        self._values = (ctypes.c_uint64 * max(count, 1))()
-        self._values[len(kinds) : count] = list(extra)
-        start = ctypes.addressof(self._values)
-        self._params = (ctypes.c_void_p * max(count, 1))(*(start + _SLOT * i for i in range(count)))
+        layout, places, size = "<", [], 0
+        for kind in [*signature, *("u64" for _ in extra)]:
+            if kind == "map":
+                padding = -size % _MAP_ALIGN
+                layout += f"{padding}x{_MAP}s"
+                places.append(size + padding)
+                size += padding + _MAP
+            else:
+                layout += _POINTER if kind[0] == "*" else _FORMATS[kind]
+                places.append(size)
+                size += _SLOT
+        self._extra = tuple(extra)
+        self._pack = struct.Struct(layout).pack_into
+        self._memory = (ctypes.c_char * (size + _MAP_ALIGN))()
+        address = ctypes.addressof(self._memory)
+        self._start = -address % _MAP_ALIGN
+        places = [address + self._start + place for place in places]
+        self._params = (ctypes.c_void_p * max(len(places), 1))(*places)
         self._attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
         self._config = _Config(shared=shared)
         if may_start_early:
@@ -100,7 +112,8 @@ class KernelLauncher:
         self, stream: int, grid: tuple[int, int, int], threads: int, args: Sequence[Any]
     ) -> None:
         """`threads` 0: as many as the kernel was compiled for. Arrays must be C-contiguous; None is
-        a null pointer. RuntimeError with the driver's number for a launch it refuses."""
+        a null pointer, a tensor map its bytes. RuntimeError with the driver's number for a launch
+        that it refuses."""
         values = []
         for dtype, argument in zip(self._dtypes, args, strict=True):
             if dtype is None:
@@ -110,7 +123,7 @@ class KernelLauncher:
             else:
                 assert argument.dtype == dtype and argument._c_contiguous, (self.signature, dtype)
                 values.append(argument.data.ptr)
-        self._pack(self._values, 0, *values)
+        self._pack(self._memory, self._start, *values, *self._extra)
         config = self._config
         config.grid[:] = grid
         config.block[0], config.block[1], config.block[2] = threads or self._threads, 1, 1

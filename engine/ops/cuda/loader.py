@@ -8,6 +8,7 @@ kernels take two pointers more than they declare: that scratch, and one for prof
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .checkout import refresh_cuda_kernels
 from .detect import check_gpu, find_gpus
 from .kernels import Grid
 from .launch import KernelLauncher, load_driver
+from .tensor_maps import TensorMaps
 
 Array = Any
 
@@ -57,6 +59,7 @@ class KernelLibrary:
         self.num_multiprocessors: int = device.attributes["MultiProcessorCount"]
         self._modules: dict[str, Any] = {}
         self._driver = load_driver()
+        self._maps = TensorMaps(self._driver)
         self._kernels: dict[str, KernelLauncher] = {}
         self._scratch_sizes: dict[str, int] = {}
         largest = max((e.get("global_scratch", 0) for e in self._entries.values()), default=0)
@@ -80,7 +83,10 @@ class KernelLibrary:
         kernel = self._kernels.get(name) or self._kernel(name)
         scratch = self._scratch_sizes[name]
         assert scratch * grid[0] * grid[1] * grid[2] <= self._scratch_size, (name, grid)
-        kernel(self._cupy.cuda.get_current_stream().ptr, grid, threads, args)
+        values: Sequence[Any] = args
+        if cuts := self._entries[name].get("tensor_maps"):
+            values = self._maps.expand(cuts, args)
+        kernel(self._cupy.cuda.get_current_stream().ptr, grid, threads, values)
 
     def _kernel(self, name: str) -> KernelLauncher:
         if name not in self._kernels:
