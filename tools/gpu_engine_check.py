@@ -76,7 +76,8 @@ class Rows:
 
 
 def requests(vocab: int, count: int) -> list[Any]:
-    """Prompts of 1 to 4097 tokens; every eighth is sampled, not greedy."""
+    """Prompts of 1 to 4097 tokens; every eighth is sampled, not greedy, and every fourth has
+    penalties on few ids, so that its tokens depend on how often each came before."""
     from deltaserve.engine.sampling_params import SamplingParams
     from deltaserve.engine.sequence import Sequence
 
@@ -87,8 +88,18 @@ def requests(vocab: int, count: int) -> list[Any]:
     for i, length in enumerate(np.array(lengths)[rng.permutation(NUM_REQUESTS)][:count].tolist()):
         ids = tuple(np.random.default_rng([3, i]).integers(0, vocab, length).tolist())
         temperature = 1.0 if i % 8 == 7 else 0.0
+        penalties: dict[str, Any] = {
+            "allowed_token_ids": tuple(range(i, vocab, vocab // 16)),
+            "presence_penalty": 1.5,
+            "frequency_penalty": 0.3,
+            "repetition_penalty": 1.1,
+        }
         params = SamplingParams(
-            max_tokens=OUTPUT_TOKENS, temperature=temperature, top_p=0.9, ignore_eos=True
+            max_tokens=OUTPUT_TOKENS,
+            temperature=temperature,
+            top_p=0.9,
+            ignore_eos=True,
+            **(penalties if i % 4 == 3 else {}),
         )
         found.append(Sequence(f"{i}", ids, params, seed=i))
     return found

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from deltaserve.engine.config import ModelConfig
-from deltaserve.engine.forward_batch import SampleBatch, SampleParams
+from deltaserve.engine.forward_batch import SampleBatch
 from deltaserve.engine.ops.cuda.ops import CudaOps
 from tests.batches import decode_batch, prefill_batch
 from tools.gpu_arrays import Arrays
 from tools.gpu_op_checks import BLOCK_SIZE, EPS, on_device
+from tools.gpu_sample_checks import sample_batches
 
 Launch = Callable[[], None]
 
@@ -198,6 +199,9 @@ def delta_net_decode(bench: Bench, rows: int) -> Case:
     return Case("delta_net_decode", f"B={rows}", 2.0 * state_bytes, 0.0, state_bytes, make)
 
 
+SAMPLED = ("greedy", "top-p", "top-k, top-p", "top-k, top-p, penalties")
+
+
 def sampling(bench: Bench, rows: int) -> Iterator[Case]:
     c, ops, a = bench.config, bench.ops, bench.arrays
     outs = (
@@ -207,18 +211,9 @@ def sampling(bench: Bench, rows: int) -> Iterator[Case]:
         a.int32(np.zeros((rows, 20))),
         a.fp32(rows, 20),
     )
-    full = functools.partial(np.full, rows)
-    for name, temperature, top_k, top_p in (("greedy", 0, 0, 1), ("top-k, top-p", 1, 50, 0.95)):
-        params = SampleParams(
-            temperature=a.cupy.asarray(full(temperature, np.float32)),
-            top_p=a.cupy.asarray(full(top_p, np.float32)),
-            min_p=a.cupy.asarray(full(0, np.float32)),
-            top_k=a.cupy.asarray(full(top_k, np.int32)),
-            seed=a.cupy.asarray(np.arange(rows, dtype=np.uint64)),
-            num_logprobs=a.cupy.asarray(full(-1, np.int32)),
-        )
-        index = a.int32(np.arange(rows))
-        batch = SampleBatch(index, index, index, params, c.vocab_size)
+    for name, batch in sample_batches(a, rows, c.vocab_size):
+        if name not in SAMPLED:
+            continue
 
         def make(batch: SampleBatch = batch) -> list[Launch]:
             logits = a.filled(rows, c.vocab_size, dtype=np.float32)
