@@ -175,6 +175,18 @@ def test_priority(server: ServerProcess) -> None:
     assert done == ["soon", "late"]
 
 
+def test_cache_salt(server: ServerProcess) -> None:
+    """A prompt is found again only under the salt that it had."""
+    usages = [
+        complete(server, [B] * 200, max_tokens=1, cache_salt=salt)["usage"]
+        for salt in (None, None, "one", "one", "two")
+    ]
+    details = [usage.get("prompt_tokens_details") for usage in usages]
+    found = {"cached_tokens": 128}
+    assert details == [None, found, None, found, None]
+    assert {usage["prompt_tokens"] for usage in usages} == {200}
+
+
 def test_a_context_that_is_full_to_the_last_token(server: ServerProcess) -> None:
     assert complete(server, [A] * 250, max_tokens=6)["usage"]["total_tokens"] == 256
     for max_tokens in (7, 300):
