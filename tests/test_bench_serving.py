@@ -12,6 +12,7 @@ import pytest
 from tests.scripted_completions import ScriptedServer, chunked, completion, usage, with_length
 from tools import bench_serving
 from tools.bench_answers import Outcome
+from tools.bench_cells import TABLE
 from tools.bench_client import Client
 from tools.bench_data import FilePrompts, RandomPrompts
 from tools.bench_load import Load, RunTimes
@@ -161,3 +162,33 @@ def test_a_load_is_one_of_two() -> None:
     for wrong in ({}, {"concurrency": 2, "qps": 1.0}, {"concurrency": 0}, {"qps": -1.0}):
         with pytest.raises(ValueError, match="a load is"):
             Load(**wrong)
+
+
+def test_the_table_measures_every_cell_of_the_budgets(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = bench(server, tmp_path, "--table", "--quick", "--cells", "c=4", "c=1 2048/1")
+    assert code == 0
+    assert [(cell["name"], len(cell["runs"])) for cell in result["cells"]] == [
+        ("c=4 1024/128", 1),
+        ("c=1 2048/1", 1),
+    ]
+    assert "c=4 1024/128" in capsys.readouterr().out.partition("must")[2]
+    lengths = {(len(body["prompt"]), body["max_tokens"]) for body in server.bodies}
+    assert lengths == {(1024, 8), (1024, 128), (2048, 1)}
+    assert {str(cell.load) for cell in TABLE} == {
+        *(f"c={count}" for count in (1, 4, 16, 64, 256)),
+        *(f"QPS {rate}" for rate in (1, 2, 16)),
+    }
+
+
+def test_plots_are_of_shapes_at_two_loads(server: ScriptedServer, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    flags = ["--requests", "4", "--runs", "1", "--input-len", "3", "--output-len", "4"]
+    plots = tmp_path / "plots"
+    bench(
+        server, tmp_path, "--concurrency", "1", "2", "--qps", "500", "--plots", str(plots), *flags
+    )
+    written = {path.name: path.read_bytes() for path in plots.iterdir()}
+    assert written.keys() == {f"{n}_concurrency.png" for n in ("ttft", "tpot", "throughput")}
+    assert all(data.startswith(b"\x89PNG") for data in written.values())

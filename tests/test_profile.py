@@ -165,3 +165,21 @@ def test_a_profiler_that_is_missing_is_named(
     monkeypatch.setenv("PATH", "")
     assert profile.main(["--nsys", "out"]) == 2
     assert "nsys is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("program", ["nsys", "ncu"])
+def test_a_profiler_runs_the_same_steps(
+    program: str, joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    stand_in = tmp_path / program
+    stand_in.write_text(f'#!/bin/sh\nfor word in "$@"; do echo "$word"; done > {seen}\nexit 7\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    chosen = [f"--{program}=out"] if joined else [f"--{program}", "out"]
+    assert profile.main(["--decode", "2", *chosen, "--size", "small"]) == 7
+    words = seen.read_text().split()
+    assert words[words.index("-o") + 1] == "out"
+    program_words = words[words.index("tools.profile") + 1 :]
+    assert program_words == ["--decode", "2", "--size", "small", "--profiled"]

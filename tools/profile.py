@@ -75,11 +75,11 @@ def _under_profiler(args: argparse.Namespace, arguments: list[str]) -> int:
     if path is None:
         print(f"profile: {program} is not installed", file=sys.stderr)
         return 2
-    kept, skip = [], False
-    for argument in arguments:
-        if not skip and argument not in ("--nsys", "--ncu"):
-            kept.append(argument)
-        skip = argument in ("--nsys", "--ncu")
+    kept = list(arguments)
+    for flag in ("--nsys", "--ncu"):
+        kept = [word for word in kept if not word.startswith(f"{flag}=")]
+        if flag in kept:
+            del kept[kept.index(flag) : kept.index(flag) + 2]
     command = [path, *(("profile",) if program == "nsys" else ()), *options, "-o", out, "-f"]
     command += [*(("true",) if program == "nsys" else ()), sys.executable, "-m", "tools.profile"]
     return subprocess.run([*command, *kept, "--profiled"], env=os.environ, check=False).returncode
