@@ -127,6 +127,7 @@ def describe(options: ServerOptions) -> dict[str, Any]:
                     "in": "path",
                     "required": True,
                     "schema": _STRING,
+                    "examples": {name: {"value": name} for name in options.served_names},
                     "description": "may hold slashes",
                 }
             ],
@@ -152,15 +153,18 @@ def describe(options: ServerOptions) -> dict[str, Any]:
             paths[path] = {"post": _operation(summary, "Profiling", (503,))}
     paths["/v1/completions"]["post"]["responses"]["200"]["content"]["text/event-stream"] = {
         "schema": {
-            "type": "string",
             "description": "With stream: events of Completion chunks, the last one [DONE]",
         }
     }
+    schemas = {**_SCHEMAS, **completion_schemas(), **tokenizer_schemas()}
+    schemas["CompletionBody"]["properties"]["model"] = {"enum": [*options.served_names]}
+    for body in ("TokenizeBody", "DetokenizeBody"):
+        schemas[body]["properties"]["model"] = {"enum": [*options.served_names, None]}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "deltaserve", "version": version()},
         "paths": paths,
-        "components": {"schemas": {**_SCHEMAS, **completion_schemas(), **tokenizer_schemas()}},
+        "components": {"schemas": schemas},
     }
     if options.api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -34,7 +34,8 @@ def output_id(prompt_ids: Seq[int], n: int) -> int:
 
 @dataclass(frozen=True)
 class Script:
-    """`step_s`: how long the pretended device takes. `load_s`: the same for each of two stages."""
+    """`step_s`: how long the pretended device takes. `load_s`: the same for each of two stages.
+    `obedient`: whether prompts say what happens."""
 
     step_s: float = 0.0
     load_s: float = 0.0
@@ -43,6 +44,7 @@ class Script:
     max_queue: int = 4
     max_model_len: int = 512
     device_name: str = "cpu"
+    obedient: bool = True
 
 
 @dataclass
@@ -101,7 +103,7 @@ class ScriptedEngine:
         outputs = [
             self._advance(sequence)
             for sequence in list(self.running.values())
-            if sequence.prompt_ids[0] != ENDLESS
+            if self._command(sequence) != ENDLESS
         ]
         while self.waiting and len(self.running) < self.script.max_running:
             sequence = self.waiting.pop(next(iter(self.waiting)))
@@ -115,17 +117,20 @@ class ScriptedEngine:
         )
         return outputs
 
+    def _command(self, sequence: Sequence) -> int | None:
+        return sequence.prompt_ids[0] if self.script.obedient else None
+
     def _note(self, sequence: Sequence) -> None:
         prefill = ScheduledPrefill(sequence, 0, 0, len(sequence.prompt_ids), True)
         self.recent_batches = [*self.recent_batches, ScheduledBatch((), (prefill,), (), ())][-8:]
 
     def _advance(self, sequence: Sequence) -> RequestOutput:
-        first = sequence.prompt_ids[0]
-        if first == HANG:
+        command = self._command(sequence)
+        if command == HANG:
             threading.Event().wait()
-        if first == CRASH:
+        if command == CRASH:
             raise RuntimeError("scripted failure")
-        if first == ROW_ERROR:
+        if command == ROW_ERROR:
             del self.running[sequence.request_id]
             return RequestOutput(
                 sequence.request_id, (), (), FinishReason.ERROR, error="logits are not finite"
