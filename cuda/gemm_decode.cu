@@ -62,10 +62,12 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
     const int begin = blockIdx.z * segment;
     const int steps = (min(begin + segment, K) - begin) / BLOCK_K;
 
-    // Rows past the end repeat the last one and are not stored.
+    // Weight rows past the end repeat the last one; rows of x past the end are what shared memory
+    // holds. Neither is stored.
     const int chunk = threadIdx.x % ROW_CHUNKS, copy_row = threadIdx.x / ROW_CHUNKS;
     const bf16* w_rows[W_COPIES];
     const bf16* x_rows[X_COPIES];
+    const int own_rows = M - first_m - copy_row;  // rows of x from this thread's first one on
 #pragma unroll
     for (int i = 0; i < W_COPIES; ++i) {
         const int row = copy_row + i * ROWS_A_PASS;
@@ -78,7 +80,7 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
     }
 #pragma unroll
     for (int i = 0; i < X_COPIES; ++i) {
-        const long long m = min(first_m + copy_row + i * ROWS_A_PASS, M - 1);
+        const long long m = first_m + copy_row + i * ROWS_A_PASS;
         x_rows[i] = x + m * K + begin + chunk * CHUNK;
     }
     const auto copy_weights = [&](int step) {
@@ -103,7 +105,7 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
     for (int step = 0; step < STAGES - 1; ++step) {
 #pragma unroll
         for (int i = 0; i < X_COPIES; ++i) {
-            if (step < steps) {
+            if (step < steps && i * ROWS_A_PASS < own_rows) {
                 *reinterpret_cast<uint4*>(x_place(step, i)) =
                     *reinterpret_cast<const uint4*>(x_rows[i] + step * BLOCK_K);
             }
@@ -119,7 +121,9 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
             copy_weights(next);
 #pragma unroll
             for (int i = 0; i < X_COPIES; ++i) {
-                copy_async_16(x_place(next, i), x_rows[i] + next * BLOCK_K);
+                if (i * ROWS_A_PASS < own_rows) {
+                    copy_async_16(x_place(next, i), x_rows[i] + next * BLOCK_K);
+                }
             }
         }
         end_copy_group();

@@ -60,13 +60,14 @@ def gemm_stream_kernel(
     first_n = tl.program_id(1) * COLUMNS
     segment = tl.program_id(2)
 
-    # Rows past the end read the last row again and are not stored: no load is predicated.
+    # Weight rows past the end read the last row again, so that no such load is predicated.
+    # Those of x are not read: all programs would ask for one row at one time, again and again.
     tile_n = tl.arange(0, BLOCK_N)
     if SILU_MUL:
         weight_rows = tl.minimum(first_n + tile_n % COLUMNS, N - 1) + (tile_n // COLUMNS) * N
     else:
         weight_rows = tl.minimum(first_n + tile_n, N - 1)
-    x_rows = tl.minimum(first_m + tl.arange(0, BLOCK_M), M - 1)
+    x_rows = first_m + tl.arange(0, BLOCK_M)
     begin = segment * SEGMENT
     end = tl.minimum(begin + SEGMENT, K)
     if EARLY_START:
@@ -77,7 +78,7 @@ def gemm_stream_kernel(
 
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for _ in range(begin, end, BLOCK_K):
-        acc = tl.dot(tl.load(w_tile), tl.load(x_tile), acc)
+        acc = tl.dot(tl.load(w_tile), tl.load(x_tile, mask=(x_rows < M)[None, :], other=0.0), acc)
         w_tile += BLOCK_K
         x_tile += BLOCK_K
 
