@@ -226,8 +226,9 @@ def _prompts(args: argparse.Namespace) -> tuple[Prompts, str]:
             raise ValueError("--dataset jsonl needs --file")
         return FilePrompts.read(args.file), args.file.stem
     prefix = args.prefix_len if args.dataset == "shared-prefix" else 0
+    low, high = args.token_ids
     prompts = RandomPrompts(
-        args.input_len, *args.token_ids, args.text, prefix, args.num_prefixes if prefix else 1
+        args.input_len, low, high, args.text, prefix, args.num_prefixes if prefix else 1
     )
     return prompts, f"{args.input_len}" + (f" ({prefix} shared)" if prefix else "")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tools.bench_report import format_rows, number
 from tools.kernel_timers import KernelTime, Timer
@@ -130,6 +130,9 @@ class KernelRow:
     graph_us: float | None = None
 
 
+_Row = TypeVar("_Row", OpRow, KernelRow)
+
+
 @dataclass
 class Cell:
     """A kind of step. `step_us`: of the device for all of it, in a graph where it has one."""
@@ -176,11 +179,13 @@ def make_cell(
             1e6 * n / peak for n, peak in zip((op.bytes, op.flops), peaks, strict=True) if peak
         ]
         op.roof_us = max(times, default=0.0) or None
-    by_time = {"key": lambda row: row.microseconds, "reverse": True}
     total = sum(row.microseconds for row in rows.values())
     launches = [launch for launch, _ in steps[0]]
-    sorted_ops, sorted_rows = (sorted(x.values(), **by_time) for x in (ops, rows))
-    return Cell(name, total, launches, sorted_ops, sorted_rows)
+    return Cell(name, total, launches, _by_time(ops.values()), _by_time(rows.values()))
+
+
+def _by_time(rows: Iterable[_Row]) -> list[_Row]:
+    return sorted(rows, key=lambda row: row.microseconds, reverse=True)
 
 
 def add_graph_times(cell: Cell, steps: Sequence[Sequence[KernelTime]]) -> None:
