@@ -97,16 +97,13 @@ __device__ inline int collect(const Row<Change>& row, int wanted, u64& least) {
     }
     __syncthreads();
     least = least_key;
-    const bool aligned = is_aligned(row.raw);
     for (int g = threadIdx.x / WARP; g < GROUPS; g += THREADS / WARP) {
         const u64 largest = row.group_keys[g];
         if (largest == 0 || largest >> 32 < least >> 32) continue;
         visit_group<1>(g, row.limit, [&](int id, int count) {
-            float x[EACH];
-            load_logits(row.raw, aligned, id, count, x);
-        #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-                const float changed = row.change(x[i], id + i);
+#pragma unroll
+            for (int i = 0; i < count; ++i) {
+                const float changed = row.value(id + i);
                 if (changed == -INF || ordered(changed) < least >> 32) continue;
                 const int at = atomicAdd(&num_found, 1);
                 if (at < MAX_CANDIDATES) row.bins[at] = id_key(changed, id + i);
