@@ -66,33 +66,76 @@ def prompt_cuts(ops: CudaOps, a: Arrays) -> Counts:
         yield f"state cut at {cuts[1:-1]}", same_state
 
 
-def decode_company(ops: CudaOps, a: Arrays) -> Counts:
-    """Decode attention and the delta net: each row alone against the row in a batch of 8."""
-    contexts, slots = [1, 63, 64, 65, 900, 4096, 4097, 9000], [3, 1, 0, 2, 7, 6, 5, 4]
-    rows = len(slots)
-    k, v, tables = paged_cache(a, contexts, slots, NKV)
-    q, qgkv = a.act(rows, NQ, D), a.act(rows, (2 * NQ + 2 * NKV) * D)
-    qkvzba = a.act(rows, CHANNELS + HV * (HEAD + 2))
-    weights = a.act(CHANNELS, 4), a.fp32(HV), a.fp32(HV), a.fp32(HEAD)
-    conv_state, state = a.act(rows, 4, CHANNELS), a.fp32(rows, HV, HEAD, HEAD)
-    next_ids = a.int32(range(rows))
+BATCHES = (1, 2, 3, 5, 8, 17, 32, 64, 128, 256)
+PADDING = 3
+BORDERS = (16, 64, 128, 192, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+"""Decode attention goes on to another group of tokens, tile or split at these positions, or cuts
+longer contexts into longer splits."""
 
-    def run(picked: list[int]) -> tuple[Any, Any, Any]:
-        batch = on_device(
-            a, decode_batch([contexts[i] - 1 for i in picked], [slots[i] for i in picked])
+
+class _DecodeRows:
+    """As many sequences as the largest batch, about to decode: every border from both sides, then
+    random contexts. `run` gives results for some of them, without changing their states."""
+
+    def __init__(self, ops: CudaOps, a: Arrays) -> None:
+        rows = max(BATCHES)
+        near = sorted({1, 2, *(b + d for b in BORDERS for d in (-1, 0, 1))})
+        self.contexts = np.array([*near, *a.rng.integers(1, 2000, rows - len(near))])
+        blocks = -(-self.contexts // BLOCK_SIZE)
+        tables = np.full((rows, blocks.max()), 2**30, np.int32)
+        free = iter(a.rng.permutation(blocks.sum()).tolist())
+        for slot, count in enumerate(blocks):
+            tables[slot, :count] = [next(free) for _ in range(count)]
+        self._ops, self._a, self._tables = ops, a, a.cupy.asarray(tables)
+        self._k, self._v = (a.filled(blocks.sum(), NKV, BLOCK_SIZE, D) for _ in "kv")
+        self._q, self._qgkv = a.act(rows, NQ, D), a.act(rows, (2 * NQ + 2 * NKV) * D)
+        self._qkvzba = a.act(rows, CHANNELS + HV * (HEAD + 2))
+        self._weights = a.act(CHANNELS, 4), a.fp32(HV), a.fp32(HV), a.fp32(HEAD)
+        self._next_ids = a.int32(range(rows))
+        self.state = a.filled(rows, HV, HEAD, HEAD, dtype=np.float32)
+        self.conv_state = a.act(rows, 4, CHANNELS)
+
+    def run(self, picked: list[int], padding: int = 0) -> list[Any]:
+        """Attention, delta net, both states. Rows of padding come after those picked."""
+        a, ops, rows = self._a, self._ops, len(picked) + padding
+        positions = [*(self.contexts[picked] - 1).tolist(), *[0] * padding]
+        batch = on_device(a, decode_batch(positions, [*picked, *[-1] * padding]))
+        at = a.int32([*picked, *[0] * padding])
+        attended, out = a.poisoned(rows, NQ * D), a.poisoned(rows, HV * HEAD)
+        ops.prepare_decode(batch, self._next_ids, self._tables, BLOCK_SIZE)
+        ops.attention_decode(
+            self._q[at], self._qgkv[at], self._k, self._v, self._tables, batch, attended
         )
-        at = a.int32(picked)
-        attended, out = a.poisoned(len(picked), NQ * D), a.poisoned(len(picked), HV * HEAD)
-        ops.prepare_decode(batch, next_ids, tables, BLOCK_SIZE)
-        ops.attention_decode(q[at], qgkv[at], k, v, tables, batch, attended)
-        states = conv_state.copy(), state.copy()
-        ops.delta_net_decode(qkvzba[at], *weights, EPS, batch, *states, out)
-        return attended, out, states[1]
+        states = self.conv_state.copy(), self.state.copy()
+        ops.delta_net_decode(self._qkvzba[at], *self._weights, EPS, batch, *states, out)
+        return [attended[: len(picked)], out[: len(picked)], *states]
 
-    attended, out, after = run(list(range(rows)))
-    for i in range(rows):
-        alone = run([i])
-        what = f"context {contexts[i]}"
-        yield f"attention {what}", differing_rows(alone[0], attended[i : i + 1])
-        yield f"delta net {what}", differing_rows(alone[1], out[i : i + 1])
-        yield f"state {what}", differing_rows(alone[2][slots[i]], after[slots[i]])
+
+def decode_company(ops: CudaOps, a: Arrays) -> Counts:
+    """Decode attention and the delta net: each row alone against the row in batches of all sizes,
+    padded or not; and the states of sequences that are not in the batch."""
+    rows = _DecodeRows(ops, a)
+    everyone = list(range(max(BATCHES)))
+    alone = [[result.copy() for result in _own(rows.run([i]), 0, i)] for i in everyone]
+    for size in BATCHES:
+        picked = a.rng.permutation(everyone)[:size].tolist()
+        results = rows.run(picked, PADDING if size % 2 else 0)
+        counts = np.zeros(4, int)
+        for row, slot in enumerate(picked):
+            pairs = zip(_own(results, row, slot), alone[slot], strict=True)
+            counts += [differing_rows(mine, wanted) for mine, wanted in pairs]
+        for name, count in zip(
+            ("attention", "delta net", "conv state", "state"), counts, strict=True
+        ):
+            yield f"{name} batch {size}", int(count)
+        others = a.int32(sorted({*everyone} - {*picked}))
+        for name, after, before in (
+            ("conv states", results[2], rows.conv_state),
+            ("states", results[3], rows.state),
+        ):
+            yield f"other {name} batch {size}", differing_rows(after[others], before[others])
+
+
+def _own(results: list[Any], row: int, slot: int) -> list[Any]:
+    """What `run` gave for one row."""
+    return [results[0][row], results[1][row], results[2][slot], results[3][slot]]

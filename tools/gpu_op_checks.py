@@ -71,22 +71,26 @@ def check_norm(ops: CudaOps, a: Arrays) -> Result:
 
 
 def check_rope(ops: CudaOps, a: Arrays) -> Result:
+    """The last row is padding: nothing is written to the caches for it."""
     inv_freq = (1e7 ** (-np.arange(32) / 32)).astype(np.float32)
     for nq, nkv in ((8, 2), (16, 4), (24, 4)):
         tokens = 70
-        positions = a.rng.integers(0, 262_144, tokens).astype(np.int32)
-        slots = a.rng.permutation(4 * BLOCK_SIZE)[:tokens].astype(np.int32)
-        qgkv, q_norm, k_norm = a.act(tokens, (2 * nq + 2 * nkv) * D), a.act(D), a.act(D)
+        positions = a.rng.integers(0, 262_144, tokens + 1).astype(np.int32)
+        slots = a.rng.permutation(4 * BLOCK_SIZE)[: tokens + 1].astype(np.int32)
+        slots[tokens] = -1
+        qgkv, q_norm, k_norm = a.act(tokens + 1, (2 * nq + 2 * nkv) * D), a.act(D), a.act(D)
         outs = [
-            a.poisoned(tokens, nq, D),
+            a.poisoned(tokens + 1, nq, D),
             a.act(4, nkv, BLOCK_SIZE, D),
             a.act(4, nkv, BLOCK_SIZE, D),
         ]
         expected = [a.host(out) for out in outs]
         device = [a.cupy.asarray(x) for x in (inv_freq, positions, slots)]
         ops.qk_norm_rope_write(qgkv, q_norm, k_norm, EPS, *device, *outs)
-        host = [a.host(x) for x in (qgkv, q_norm, k_norm)]
-        REFERENCE.qk_norm_rope_write(*host, EPS, inv_freq, positions, slots, *expected)
+        rows = a.host(qgkv)[:tokens], a.host(q_norm), a.host(k_norm), EPS, inv_freq
+        expected[0] = expected[0][:tokens]
+        REFERENCE.qk_norm_rope_write(*rows, positions[:tokens], slots[:tokens], *expected)
+        outs[0] = outs[0][:tokens]
         for name, out, wanted in zip("qkv", outs, expected, strict=True):
             yield f"NQ={nq} {name}", relative_error(a.host(out), wanted), SAME
 
