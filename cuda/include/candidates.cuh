@@ -101,7 +101,7 @@ __device__ inline int collect(const Row<Change>& row, int wanted, u64& least) {
         const u64 largest = row.group_keys[g];
         if (largest == 0 || largest >> 32 < least >> 32) continue;
         visit_group<1>(g, row.limit, [&](int id, int count) {
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < count; ++i) {
                 const float changed = row.value(id + i);
                 if (changed == -INF || ordered(changed) < least >> 32) continue;
