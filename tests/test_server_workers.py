@@ -26,13 +26,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     started.stop()
 
 
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    started = start_workers(tmp_path)
-    yield started
-    started.stop()
-
-
 def start_workers(directory: Path) -> ServerProcess:
     started = start_scripted(
         directory, num_workers=NUM_WORKERS, step_s=0.01, max_running=8, max_queue=8
@@ -126,6 +119,13 @@ def test_a_dead_worker_takes_only_its_own_connections_along(server: ServerProces
     assert server.complete(model="scripted", prompt="a", max_tokens=1).status_code == 200
 
 
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    started = start_workers(tmp_path)
+    yield started
+    started.stop()
+
+
 def test_a_signal_lets_every_worker_finish(own_server: ServerProcess) -> None:
     server = own_server
     streams = [Stream(server, [50 + n], 60) for n in range(6)]
@@ -140,14 +140,6 @@ def test_a_signal_lets_every_worker_finish(own_server: ServerProcess) -> None:
     assert "Traceback" not in server.log()
 
 
-def test_a_killed_parent_leaves_nobody_behind(own_server: ServerProcess) -> None:
-    server = own_server
-    children = worker_pids(server) | {server.engine_pid}
-    server.signal(signal.SIGKILL)
-    server.wait()
-    wait_until("all gone", lambda: not any(map(is_alive, children)))
-
-
 def test_an_engine_that_cannot_load_ends_all(tmp_path: Path) -> None:
     server = start_scripted(
         tmp_path, num_workers=NUM_WORKERS, load_error="no such tensor", load_s=0.3
@@ -157,14 +149,9 @@ def test_an_engine_that_cannot_load_ends_all(tmp_path: Path) -> None:
     assert "Traceback" not in server.log()
 
 
-def test_workers_share_a_unix_socket(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    server = start_scripted(tmp_path, num_workers=NUM_WORKERS, uds=str(path))
-    try:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=60) as client:
-            wait_until("ready", lambda: client.get("http://x/ready").status_code == 200)
-            body = {"model": "scripted", "prompt": "a", "max_tokens": 2}
-            assert client.post("http://x/v1/completions", json=body).status_code == 200
-    finally:
-        server.stop()
-    assert not path.exists()
+def test_a_killed_parent_leaves_nobody_behind(server: ServerProcess) -> None:
+    """Ends the server of this module, so it is the last test."""
+    children = worker_pids(server) | {server.engine_pid}
+    server.signal(signal.SIGKILL)
+    server.wait()
+    wait_until("all gone", lambda: not any(map(is_alive, children)))
