@@ -64,6 +64,7 @@ class EngineStats:
     num_snapshot_evictions: int
     host_seconds: float  # of the engine's thread in `step`, waiting for the device apart
     device_busy_seconds: float
+    decode_graph_rows: int  # of the last decode pass, padding included; 0 without graphs
     device_idle_seconds: float  # between steps of which the later one was already there to run
 
 
@@ -236,6 +237,7 @@ class LLMEngine:
             num_snapshot_evictions=cache.snapshots.num_evictions,
             host_seconds=self._host_seconds,
             device_busy_seconds=self._device_busy_seconds,
+            decode_graph_rows=self._runner.decode_graph_rows,
             device_idle_seconds=self._device_idle_seconds,
         )
 

@@ -130,6 +130,7 @@ class EngineStats(Message):
     host_seconds: float = 0.0
     device_busy_seconds: float = 0.0
     device_idle_seconds: float = 0.0
+    decode_graph_rows: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0

@@ -103,6 +103,11 @@ class ModelRunner:
             self._load_prefill_kernels()
         device.seal()
 
+    @property
+    def decode_graph_rows(self) -> int:
+        """Rows of the last decode pass's graph, padding included; 0 without graphs."""
+        return self._passes.decode_graph_rows
+
     def submit(self, batch: ScheduledBatch) -> SubmittedStep:
         """Prepares the step's arrays and submits its work. Does not wait for anything."""
         inputs = self._inputs

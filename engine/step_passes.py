@@ -35,7 +35,10 @@ Work = Callable[[], None]
 
 
 class StepPasses:
-    """`decode` and `sample` launch the kernels of a batch."""
+    """`decode` and `sample` launch the kernels of a batch. `decode_graph_rows`: rows of the graph
+    that the last decode pass was, padding included; 0 without graphs."""
+
+    decode_graph_rows = 0
 
     def __init__(
         self,
@@ -119,7 +122,8 @@ class GraphPasses(StepPasses):
     def decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
         max_rows = self._decode_inputs.shape[1]
         self._inputs.fill(self._decode_inputs, decode_columns(decodes, max_rows))
-        return self._decode_graphs[self._bucket(len(decodes))].launch
+        self.decode_graph_rows = self._bucket(len(decodes))
+        return self._decode_graphs[self.decode_graph_rows].launch
 
     def sample(self, batch: ScheduledBatch) -> Work:
         max_rows = self._sample_inputs.shape[1]

@@ -58,6 +58,11 @@ def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
         ("deltaserve:state_slots", "Recurrent-state slots", stats.num_state_slots),
         ("deltaserve:snapshots_in_use", "States of cached prefixes", snapshots),
         ("deltaserve:snapshots", "States of cached prefixes at most", stats.num_snapshots),
+        (
+            "deltaserve:decode_graph_rows",
+            "Rows of the last decode pass's CUDA graph, padding included; 0 without graphs",
+            stats.decode_graph_rows,
+        ),
     ]
 
 

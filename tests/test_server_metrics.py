@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from tools.hostile_requests import completion, request
 
 from .scripted_engine import ENDLESS, ROW_ERROR, output_id
-from .server_process import ServerProcess, start_scripted, wait_until
+from .server_process import ROOT, ServerProcess, start_scripted, wait_until
 
 PROMPT = [50, 60, 70]
 
@@ -129,3 +130,10 @@ def test_buckets_are_cumulative_and_end_with_the_count(server: ServerProcess) ->
     ]
     assert buckets == sorted(buckets)
     assert buckets[-1] == server.metrics()["vllm:inter_token_latency_seconds_count"] >= 9
+
+
+def test_the_documented_metrics_are_those_there_are(server: ServerProcess) -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    documented = set(re.findall(r"`((?:vllm|deltaserve):\w+)", text))
+    families = re.findall(r"^# TYPE (\S+) (\w+)", server.client.get("/metrics").text, re.MULTILINE)
+    assert {name for name, _ in families} == documented
