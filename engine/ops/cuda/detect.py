@@ -54,7 +54,7 @@ def check_gpu(gpu: Gpu, manifest: dict[str, Any]) -> None:
     if gpu.arch not in archs:
         raise ValueError(f"this GPU is {gpu.arch}; kernels are compiled for {', '.join(archs)}")
     # What a compiler of one major version makes runs on all drivers of it, not on earlier ones.
-    compiler = int(manifest["compilers"]["nvrtc"].partition(".")[0])
+    compiler = int(manifest["compilers"].get("nvrtc", "12").partition(".")[0])
     needed = {arch: max(_FIRST_DRIVER.get(arch, 12_000), compiler * 1000) for arch in archs}
     if gpu.driver < needed[gpu.arch]:
         each = ", ".join(f"{arch}: {_version(version)}" for arch, version in needed.items())
