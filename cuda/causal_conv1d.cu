@@ -14,6 +14,11 @@
 
 constexpr int TOKENS = 16;
 constexpr int CHANNELS = 8;  // a thread
+constexpr int AHEAD = 8;     // tokens whose loads are on their way at once
+
+// A few units in the last place of fp32 off, which the rounding to act hides: the exact functions
+// would take longer than the memory.
+__device__ inline float fast_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // The sequence that token t belongs to.
 __device__ inline int sequence_of(const int* cu_seqlens, int B, int t) {
@@ -38,49 +43,48 @@ extern "C" __global__ void __launch_bounds__(128) causal_conv1d_kernel(
     for (int i = 0; i < CHANNELS; ++i) load_floats(weight + (channel + i) * TAPS, taps[i]);
 
     const int begin = blockIdx.y * TOKENS, end = min(begin + TOKENS, T);
+    const bf16* x = qkvzba + channel;
     int b = sequence_of(cu_seqlens, B, begin);
-    float window[TAPS][CHANNELS];  // of positions p - 3 .. p
-    bool refill = true;
-    for (int t = begin; t < end; ++t) {
-        while (t == cu_seqlens[b + 1]) {
-            ++b;
-            refill = true;
-        }
-        if (refill) {
-            const int first = cu_seqlens[b];
-            const int slot = initial_slots[b];
-            const bf16* state = conv_state + static_cast<long long>(slot) * CONV_RING * C;
+    for (int t = begin; t < end; ++b) {  // the part of the tile that is sequence b
+        const int first = cu_seqlens[b], stop = min(end, cu_seqlens[b + 1]);
+        const int slot = initial_slots[b], start = start_positions[b];
+        const bf16* state = conv_state + static_cast<long long>(slot) * CONV_RING * C + channel;
+        float window[TAPS][CHANNELS] = {};  // of tokens t - 3 .. t, the last yet to come
 #pragma unroll
-            for (int back = 1; back < TAPS; ++back) {
-                const int position = start_positions[b] + t - first - back;
-                float (&row)[CHANNELS] = window[TAPS - back];  // moved down before it is used
-                if (t - back >= first) {
-                    const long long at = static_cast<long long>(t - back) * projection + channel;
-                    load_floats(qkvzba + at, row);
-                } else if (position >= 0 && slot >= 0) {
-                    load_floats(state + (position % CONV_RING) * C + channel, row);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < CHANNELS; ++i) row[i] = 0.0f;
-                }
+        for (int back = 1; back < TAPS; ++back) {
+            const int position = start + t - first - back;
+            float (&row)[CHANNELS] = window[TAPS - 1 - back];
+            if (t - back >= first) {
+                load_floats(x + static_cast<long long>(t - back) * projection, row);
+            } else if (position >= 0 && slot >= 0) {
+                load_floats(state + (position % CONV_RING) * C, row);
             }
-            refill = false;
         }
+        for (; t < stop; t += AHEAD) {
+            Bf16Vector<CHANNELS> rows[AHEAD];  // all on their way before the first is used
 #pragma unroll
-        for (int j = 1; j < TAPS; ++j) {
+            for (int i = 0; i < AHEAD; ++i) {
+                const long long row = min(t + i, stop - 1);
+                rows[i] = *reinterpret_cast<const Bf16Vector<CHANNELS>*>(x + row * projection);
+            }
 #pragma unroll
-            for (int i = 0; i < CHANNELS; ++i) window[j - 1][i] = window[j][i];
+            for (int i = 0; i < AHEAD; ++i) {
+                if (t + i >= stop) break;
+                float result[CHANNELS];
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    window[TAPS - 1][c] = to_float(rows[i].at[c]);
+                    float sum = taps[c][0] * window[0][c];
+#pragma unroll
+                    for (int j = 1; j < TAPS; ++j) sum = fmaf(taps[c][j], window[j][c], sum);
+                    result[c] = fast_silu(round_act(sum));
+#pragma unroll
+                    for (int j = 1; j < TAPS; ++j) window[j - 1][c] = window[j][c];
+                }
+                store_act(result, out + static_cast<long long>(t + i) * C + channel);
+            }
         }
-        load_floats(qkvzba + static_cast<long long>(t) * projection + channel, window[TAPS - 1]);
-        float result[CHANNELS];
-#pragma unroll
-        for (int i = 0; i < CHANNELS; ++i) {
-            float sum = taps[i][0] * window[0][i];
-#pragma unroll
-            for (int j = 1; j < TAPS; ++j) sum = fmaf(taps[i][j], window[j][i], sum);
-            result[i] = silu(round_act(sum));
-        }
-        store_act(result, out + static_cast<long long>(t) * C + channel);
+        t = stop;
     }
 }
 

@@ -23,31 +23,33 @@ constexpr int WARPS = 8;
 constexpr int ROWS = HEAD / WARPS;  // of S, a warp
 constexpr float L2_EPS = 1e-6f;
 
-// Channels `channel`, `channel + 1` of the convolution after its SiLU; writes the ring if `write`.
-__device__ inline float2 conv_pair(const bf16* x, const bf16* weight, bf16* ring, int channel,
-                                   int C, int position, bool write) {
-    float current[2], sum[2] = {};
-    float taps[2 * TAPS];
-    load_floats(weight + channel * TAPS, taps);
+// Two neighbouring channels of the convolution. `load` reads nothing of this step.
+struct ConvPair {
+    float taps[2 * TAPS], past[TAPS - 1][2];  // past[i]: of position - 3 + i
+
+    __device__ void load(const bf16* weight, const bf16* ring, int channel, int C, int position) {
+        load_floats(weight + channel * TAPS, taps);
 #pragma unroll
-    for (int back = TAPS - 1; back > 0; --back) {
-        float past[2] = {};
-        if (position >= back) {
-            load_floats(ring + ((position - back) % CONV_RING) * C + channel, past);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            sum[i] = fmaf(taps[i * TAPS + TAPS - 1 - back], past[i], sum[i]);
+        for (int i = 0; i < TAPS - 1; ++i) {
+            const int from = position - (TAPS - 1) + i;
+            past[i][0] = past[i][1] = 0.0f;
+            if (from >= 0) load_floats(ring + (from % CONV_RING) * C + channel, past[i]);
         }
     }
-    load_floats(x + channel, current);
-    if (write) store_act(current, ring + (position % CONV_RING) * C + channel);
+
+    // The two values after SiLU.
+    __device__ float2 apply(const float (&current)[2]) const {
+        float sum[2] = {};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        sum[i] = round_act(silu(round_act(fmaf(taps[i * TAPS + TAPS - 1], current[i], sum[i]))));
+        for (int c = 0; c < 2; ++c) {
+#pragma unroll
+            for (int i = 0; i < TAPS - 1; ++i) sum[c] = fmaf(taps[c * TAPS + i], past[i][c], sum[c]);
+            sum[c] = fmaf(taps[c * TAPS + TAPS - 1], current[c], sum[c]);
+            sum[c] = round_act(silu(round_act(sum[c])));
+        }
+        return make_float2(sum[0], sum[1]);
     }
-    return make_float2(sum[0], sum[1]);
-}
+};
 
 // 1 / sqrt(sum x^2 + eps) over 128 values in shared memory.
 __device__ inline float inverse_norm(const float* x, int lane) {
@@ -76,39 +78,49 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_net_decode_kernel(
     const float* __restrict__ norm_weight, float eps, const int* __restrict__ positions,
     const int* __restrict__ state_slots, bf16* conv_state, float* recurrent_state,
     bf16* __restrict__ out, int HK, int HV) {
-    wait_for_earlier_kernels();
     __shared__ __align__(16) float qkv[3][HEAD];
     __shared__ float4 reads[WARPS][WARP], outputs[WARPS][WARP];
     const int n = blockIdx.x, row = blockIdx.y;
     const int slot = state_slots[row], position = positions[row];
-    if (slot < 0) return;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int C = conv_channels(HK, HV), rep = HV / HK, key_head = n / rep;
     const bf16* x = qkvzba + static_cast<long long>(row) * projection_size(HK, HV);
 
-    // The state's loads are the bulk of the traffic: they go first and are needed last.
+    // Everything that no kernel of this step writes, on its way before those before this one end:
+    // the state, which is the bulk of the traffic, the ring and the weights.
     const long long head_state = (static_cast<long long>(slot) * HV + n) * HEAD * HEAD;
     float4* state =
         reinterpret_cast<float4*>(recurrent_state + head_state + warp * ROWS * HEAD) + lane;
     float4 s[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        s[i] = position > 0 ? state[i * WARP] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        s[i] = slot >= 0 && position > 0 ? state[i * WARP] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
+    const int part = threadIdx.x / (HEAD / 2), dim = threadIdx.x % (HEAD / 2) * 2;
+    const int head = part == 0 ? key_head : part == 1 ? HK + key_head : 2 * HK + n;
+    const int channel = head * HEAD + dim;
+    bf16* ring = conv_state + static_cast<long long>(slot) * CONV_RING * C;
+    ConvPair conv;
+    if (slot >= 0 && part < 3) conv.load(conv_weight, ring, channel, C, position);
+    const float decay = expf(a_log[n]), bias = dt_bias[n];
+    const float4 norm = reinterpret_cast<const float4*>(norm_weight)[lane];
 
-    if (threadIdx.x < 3 * HEAD / 2) {
-        const int part = threadIdx.x / (HEAD / 2), dim = threadIdx.x % (HEAD / 2) * 2;
-        const int head = part == 0 ? key_head : part == 1 ? HK + key_head : 2 * HK + n;
-        bf16* ring = conv_state + static_cast<long long>(slot) * CONV_RING * C;
-        const bool write = part == 2 || n % rep == 0;
-        const float2 pair =
-            conv_pair(x, conv_weight, ring, head * HEAD + dim, C, position, write);
+    wait_for_earlier_kernels();
+    if (slot < 0) return;
+    if (part < 3) {
+        float current[2];
+        load_floats(x + channel, current);
+        if (part == 2 || n % rep == 0) store_act(current, ring + (position % CONV_RING) * C + channel);
+        const float2 pair = conv.apply(current);
         qkv[part][dim] = pair.x;
         qkv[part][dim + 1] = pair.y;
     }
     const float b = to_float(x[C + HV * HEAD + n]), a = to_float(x[C + HV * HEAD + HV + n]);
     const float beta = round_act(sigmoid(b));
-    const float alpha = expf(-expf(a_log[n]) * softplus(a + dt_bias[n]));
+    const float alpha = expf(-decay * softplus(a + bias));
+    float z[4];
+    const int at = n * HEAD + lane * 4;
+    load_floats(x + C + at, z);
     __syncthreads();
 
     const float q_scale = inverse_norm(qkv[0], lane) * 0.08838834764831845f;  // 1 / sqrt(128)
@@ -137,11 +149,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) delta_net_decode_kernel(
     if (warp > 0) return;
 
     o = sum_parts(outputs, lane);
-    float values[4] = {round_act(o.x), round_act(o.y), round_act(o.z), round_act(o.w)}, z[4];
-    const int at = n * HEAD + lane * 4;
-    load_floats(x + C + at, z);
-    const float4 w = reinterpret_cast<const float4*>(norm_weight)[lane];
-    const float weights[4] = {w.x, w.y, w.z, w.w};
+    float values[4] = {round_act(o.x), round_act(o.y), round_act(o.z), round_act(o.w)};
+    const float weights[4] = {norm.x, norm.y, norm.z, norm.w};
     gated_norm(values, weights, z, eps);
     store_act(values, out + static_cast<long long>(row) * HV * HEAD + at);
 }

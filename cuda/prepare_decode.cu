@@ -7,6 +7,9 @@
 //     first_items[b]    the first work item of row b; first_items[B] is their number
 //
 // A row whose slot is below 0 is padding: id -1, slot_mapping -1, no work items.
+// Starts after all that is before it has ended, and nothing after it starts earlier than it ends: so
+// later kernels of the step may read, before they wait for those between, what this one writes, the
+// uploads before it, and whatever earlier steps wrote.
 // int32 throughout; block_tables [slots, max_blocks]. Check: tools/gpu_check.py --only prepare
 #include "common.cuh"
 #include "decode_splits.cuh"
@@ -15,7 +18,6 @@ extern "C" __global__ void __launch_bounds__(1024) prepare_decode_kernel(
     int* input_ids, const int* positions, const int* state_slots, int* slot_mapping,
     const int* next_ids, const int* block_tables, int* work_items, int* first_items, int B,
     int max_blocks, int block_size) {
-    wait_for_earlier_kernels();
     __shared__ int ends[1024];
     const int b = threadIdx.x;
     int splits = 0;

@@ -31,11 +31,22 @@ extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_write_kernel(
     float eps, const float* __restrict__ inv_freq, const int* __restrict__ positions,
     const int* __restrict__ slot_mapping, bf16* __restrict__ q_out, bf16* __restrict__ k_cache,
     bf16* __restrict__ v_cache, int NQ, int NKV, int block_size) {
-    wait_for_earlier_kernels();
     const int head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (head >= NQ + 2 * NKV) return;
     const int lane = threadIdx.x % WARP, t = blockIdx.y;
     const bool is_q = head < NQ, is_v = head >= NQ + NKV;
+
+    // Before the wait: weights, and one angle a lane, of a position that was uploaded before the step.
+    static_assert(R / 2 == WARP);
+    float w[DIMS], cosine = 0.0f, sine = 0.0f;
+    if (!is_v) {
+        cos_sin(static_cast<float>(positions[t]) * inv_freq[lane], cosine, sine);
+        load_floats((is_q ? q_norm : k_norm) + lane * DIMS, w);
+    }
+    cosine = round_act(cosine);
+    sine = round_act(sine);
+
+    wait_for_earlier_kernels();
+    if (head >= NQ + 2 * NKV) return;
     const int source = is_q ? head : head + NQ;  // the gate heads lie between
     const bf16* from = qgkv + (static_cast<long long>(t) * (2 * NQ + 2 * NKV) + source) * D;
 
@@ -56,9 +67,8 @@ extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_write_kernel(
         return;
     }
 
-    float x[DIMS], w[DIMS];
+    float x[DIMS];
     load_floats(from, x);
-    load_floats((is_q ? q_norm : k_norm) + lane * DIMS, w);
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < DIMS; ++i) squares += x[i] * x[i];
@@ -66,19 +76,15 @@ extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_write_kernel(
 #pragma unroll
     for (int i = 0; i < DIMS; ++i) x[i] = round_act(x[i] * scale * (1.0f + w[i]));
 
-    const float position = static_cast<float>(positions[t]);
     const bool rotated = lane < R / DIMS;
     const float sign = lane < PARTNER ? -1.0f : 1.0f;
 #pragma unroll
     for (int i = 0; i < DIMS; ++i) {
         const float partner = __shfl_xor_sync(ALL_LANES, x[i], PARTNER);
-        if (rotated) {
-            float cosine, sine;
-            cos_sin(position * inv_freq[(lane % PARTNER) * DIMS + i], cosine, sine);
-            const float along = round_act(x[i] * round_act(cosine));
-            const float across = round_act(partner * round_act(sine));
-            x[i] = along + sign * across;
-        }
+        const int angle = (lane % PARTNER) * DIMS + i;
+        const float along = round_act(x[i] * __shfl_sync(ALL_LANES, cosine, angle));
+        const float across = round_act(partner * __shfl_sync(ALL_LANES, sine, angle));
+        if (rotated) x[i] = along + sign * across;
     }
     store_act(x, to);
 }

@@ -59,28 +59,27 @@ class Problem:
             return torch.full(shape, float("nan"))
 
         out = poisoned(tokens, heads * V)
-        q_norm, k_norm = poisoned(tokens, self.key_heads, K), poisoned(tokens, self.key_heads, K)
         w, u = poisoned(tokens, heads, K), poisoned(tokens, heads, V)
         p, a = poisoned(tokens, heads, CHUNK), poisoned(tokens, heads, CHUNK)
-        g, beta = poisoned(tokens, heads), poisoned(tokens, heads)
+        g, beta, q_scale, k_scale = (poisoned(tokens, heads) for _ in range(4))
         cu_seqlens, starts = map(torch.from_numpy, (batch.cu_seqlens, batch.start_positions))
         slots = (batch.state_slots, batch.initial_slots)
         snapshots = (batch.snapshot_starts, batch.snapshot_positions, batch.snapshot_slots)
         num_seqs = batch.num_seqs
         chunks = tokens // CHUNK + 2 * num_seqs
-        delta_rule.delta_rule_scores_kernel[(chunks, self.key_heads)](
+        delta_rule.delta_rule_scores_kernel[(chunks, heads)](
             qkv,
             qkvzba,
             torch.from_numpy(self.a_log),
             torch.from_numpy(self.dt_bias),
             cu_seqlens,
             starts,
-            q_norm,
-            k_norm,
             a,
             p,
             g,
             beta,
+            q_scale,
+            k_scale,
             num_seqs,
             self.key_heads,
             heads,
@@ -91,10 +90,10 @@ class Problem:
         delta_rule.delta_rule_solve_kernel[(chunks, heads)](a, cu_seqlens, starts, num_seqs, heads)
         delta_rule.delta_rule_products_kernel[(chunks, heads)](
             qkv,
-            k_norm,
             a,
             g,
             beta,
+            k_scale,
             cu_seqlens,
             starts,
             w,
@@ -107,12 +106,13 @@ class Problem:
             V=V,
         )
         delta_rule.delta_rule_states_kernel[(V // SLICE, heads, num_seqs)](
-            q_norm,
-            k_norm,
+            qkv,
             w,
             u,
             p,
             g,
+            q_scale,
+            k_scale,
             cu_seqlens,
             starts,
             *map(torch.from_numpy, slots + snapshots),
@@ -120,6 +120,7 @@ class Problem:
             out,
             self.key_heads,
             heads,
+            qkv.shape[1],
             K=K,
             V=V,
             SLICE=SLICE,

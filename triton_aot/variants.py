@@ -155,11 +155,11 @@ def attention_prefill_variant(arch: str) -> Variant:
     )
 
 
-def delta_rule_variants() -> list[Variant]:
+def delta_rule_variants(arch: str) -> list[Variant]:
     """K = V = 128."""
     sequences = {"cu_seqlens": "*i32", "start_positions": "*i32"}
-    acts = dict.fromkeys(("qkv", "q_norm", "k_norm", "w", "u", "p"), "*bf16")
-    fp32 = dict.fromkeys(("a", "t", "g", "beta"), "*fp32")
+    acts = dict.fromkeys(("w", "u", "p"), "*bf16")
+    fp32 = dict.fromkeys(("a", "t", "g", "beta", "q_scale", "k_scale"), "*fp32")
     sizes = {"HK": "i32", "HV": "i32"}
 
     def arguments(names: str, direction: str) -> dict[str, str]:
@@ -176,9 +176,7 @@ def delta_rule_variants() -> list[Variant]:
             "a_log": "*fp32",
             "dt_bias": "*fp32",
             **sequences,
-            "q_norm": "*bf16",
-            "k_norm": "*bf16",
-            **arguments("a p g beta", "out"),
+            **arguments("a p g beta q_scale k_scale", "out"),
             "NUM_SEQS": "i32",
             **sizes,
             "QKV_SIZE": "i32",
@@ -187,8 +185,7 @@ def delta_rule_variants() -> list[Variant]:
         constants={"K": 128},
         num_warps=4,
         num_stages=1,
-        aligned=frozenset({"qkv", "qkvzba", "q_norm", "k_norm", "QKV_SIZE", "PROJECTION_SIZE"})
-        | {"a_out", "p_out", "g_out", "beta_out"},
+        aligned=frozenset({"qkv", "qkvzba", "QKV_SIZE", "PROJECTION_SIZE", "a_out", "p_out"}),
     )
     solve = Variant(
         name="delta_rule_solve",
@@ -206,8 +203,7 @@ def delta_rule_variants() -> list[Variant]:
         function="delta_rule_products_kernel",
         arguments={
             "qkv": "*bf16",
-            "k_norm": "*bf16",
-            **arguments("t g beta", "in"),
+            **arguments("t g beta k_scale", "in"),
             **sequences,
             **arguments("w u", "out"),
             "NUM_SEQS": "i32",
@@ -215,19 +211,17 @@ def delta_rule_variants() -> list[Variant]:
             "QKV_SIZE": "i32",
         },
         constants={"K": 128, "V": 128},
-        num_warps=8,
+        num_warps=4,
         num_stages=1,
-        aligned=frozenset({"qkv", "k_norm", "QKV_SIZE", "w_out", "u_out"})
-        | {"t_in", "g_in", "beta_in"},
+        aligned=frozenset({"qkv", "QKV_SIZE", "t_in", "w_out", "u_out"}),
     )
     states = Variant(
         name="delta_rule_states",
         module="delta_rule_prefill",
         function="delta_rule_states_kernel",
         arguments={
-            "q_norm": "*bf16",
-            "k_norm": "*bf16",
-            **arguments("w u p g", "in"),
+            "qkv": "*bf16",
+            **arguments("w u p g q_scale k_scale", "in"),
             **sequences,
             "state_slots": "*i32",
             "initial_slots": "*i32",
@@ -237,12 +231,13 @@ def delta_rule_variants() -> list[Variant]:
             "recurrent_state": "*fp32",
             "out": "*bf16",
             **sizes,
+            "QKV_SIZE": "i32",
         },
         constants={"K": 128, "V": 128, "SLICE": 32},
         num_warps=4,
-        num_stages=2,
-        aligned=frozenset({"q_norm", "k_norm", "recurrent_state", "out"})
-        | {f"{n}_in" for n in "wupg"},
+        num_stages=3 if MAX_SHARED[arch] >= 200 * KIB else 2,
+        aligned=frozenset({"qkv", "QKV_SIZE", "recurrent_state", "out"})
+        | {f"{n}_in" for n in "wup"},
     )
     return [scores, solve, products, states]
 
@@ -251,5 +246,5 @@ def all_variants(arch: str, candidates: bool = False) -> list[Variant]:
     return [
         *gemm_variants(arch, candidates),
         attention_prefill_variant(arch),
-        *delta_rule_variants(),
+        *delta_rule_variants(arch),
     ]

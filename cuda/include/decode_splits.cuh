@@ -2,11 +2,11 @@
 // absolute positions and depend on the row's own context alone; their number is at most MAX_SPLITS.
 #pragma once
 
-constexpr int KV_TILE = 64;
+constexpr int SHORTEST_SPLIT = 128;
 constexpr int MAX_SPLITS = 64;
 
 __device__ inline int split_length(int context) {
-    int length = KV_TILE;
+    int length = SHORTEST_SPLIT;
     while (length * MAX_SPLITS < context) length *= 2;
     return length;
 }

@@ -23,39 +23,9 @@ from .varlen import sequence_of_tile
 
 
 @triton.jit
-def attend_tile(
-    acc,
-    largest,
-    total,
-    q,
-    k_desc,
-    v_desc,
-    row,
-    first,
-    rows,
-    last,
-    SCALE: tl.constexpr,
-    MASK: tl.constexpr,
-):
-    """One KV tile whose first position is `first`; `row` is its first row in the cache arrays,
-    `rows` the positions of the query rows, `last` that of the last one."""
-    TILE_N: tl.constexpr = k_desc.block_shape[0]
-    k = k_desc.load([row, 0])
-    scores = tl.dot(q, k.T)
-    if MASK:
-        positions = first + tl.arange(0, TILE_N)
-        scores = tl.where(positions[None, :] <= rows[:, None], scores, float("-inf"))
-    new_largest = tl.maximum(largest, tl.max(scores, 1))
-    # Subtracted first, scaled second: scaled first, the compiler would fuse the two where no mask
-    # stands between them, and a row's bits would depend on which of the two loops it is in.
-    weights = tl.exp2((scores - new_largest[:, None]) * SCALE)
-    decay = tl.exp2((largest - new_largest) * SCALE)
-    total = total * decay + tl.sum(weights, 1)
-    v = v_desc.load([row, 0])
-    if MASK:
-        v = tl.where((positions <= last)[:, None], v, 0.0).to(v.dtype)
-    acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None])
-    return acc, new_largest, total
+def cache_row(table, position, kv_head, NKV, BLOCK_SIZE):
+    block = tl.load(table + position // BLOCK_SIZE)
+    return (block * NKV + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
 
 
 @triton.jit
@@ -92,41 +62,46 @@ def attention_prefill_kernel(
     table = block_tables + tl.load(state_slots + b).to(tl.int64) * MAX_BLOCKS
     kv_head = head // (NQ // NKV)
 
-    tokens = first_token + tl.arange(0, TILE_M)
-    present = tokens < end
-    tokens = tl.minimum(tokens, end - 1)  # rows past the end repeat the last one
+    tokens = tl.minimum(first_token + tl.arange(0, TILE_M), end - 1)  # past the end: the last again
     rows = start + tokens - begin
     first_row = start + first_token - begin
     last = tl.minimum(first_row + TILE_M, start + end - begin) - 1
     dims = tl.arange(0, D)
     q_tile = tl.load(q + (tokens.to(tl.int64) * NQ + head)[:, None] * D + dims[None, :])
 
+    # Of the last tile, rows of V beyond `last` come as zeros: they lie past the end of `v_tail`.
     k_desc = tl.make_tensor_descriptor(k_cache, [CACHE_ROWS, D], [D, 1], [TILE_N, D])
     v_desc = tl.make_tensor_descriptor(v_cache, [CACHE_ROWS, D], [D, 1], [TILE_N, D])
+    tail_rows = cache_row(table, last, kv_head, NKV, BLOCK_SIZE) + 1
+    v_tail = tl.make_tensor_descriptor(v_cache, [tail_rows, D], [D, 1], [TILE_N, D])
     SCALE: tl.constexpr = 1.4426950408889634 / D**0.5  # scores in units of log2
     acc = tl.zeros((TILE_M, D), tl.float32)
     largest = tl.full((TILE_M,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_M,), tl.float32)
 
-    # Tiles that every row sees whole, then those that some row is inside or before.
-    whole = (first_row + 1) // TILE_N * TILE_N
-    for first in range(0, whole, TILE_N):
-        row = (
-            tl.load(table + first // BLOCK_SIZE) * NKV + kv_head
-        ) * BLOCK_SIZE + first % BLOCK_SIZE
-        acc, largest, total = attend_tile(
-            acc, largest, total, q_tile, k_desc, v_desc, row, first, rows, last, SCALE, False
-        )
-    for first in range(whole, last + 1, TILE_N):
-        row = (
-            tl.load(table + first // BLOCK_SIZE) * NKV + kv_head
-        ) * BLOCK_SIZE + first % BLOCK_SIZE
-        acc, largest, total = attend_tile(
-            acc, largest, total, q_tile, k_desc, v_desc, row, first, rows, last, SCALE, True
-        )
+    # One loop, masked throughout: where the accumulator goes from one loop to another, ptxas runs
+    # the matrix instructions of both one after the other, which costs more.
+    for first in range(0, last + 1, TILE_N):
+        row = cache_row(table, first, kv_head, NKV, BLOCK_SIZE)
+        scores = tl.dot(q_tile, k_desc.load([row, 0]).T)
+        seen = tl.arange(0, TILE_N)[None, :] <= (rows - first)[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2((scores - new_largest[:, None]) * SCALE)
+        decay = tl.exp2((largest - new_largest) * SCALE)
+        total = total * decay + tl.sum(weights, 1)
+        largest = new_largest
+        v_of_tile = v_desc
+        if first + TILE_N > last:
+            v_of_tile = v_tail
+        v = v_of_tile.load([row, 0])
+        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None])
 
+    # Computed again from a value that is read again: kept, they would take registers in the loop.
+    tokens = tl.load(cu_seqlens + b, volatile=True) + tile * TILE_M + tl.arange(0, TILE_M)
+    present = tokens < end
     act: tl.constexpr = out.dtype.element_ty
-    wide = tokens.to(tl.int64)
+    wide = tl.minimum(tokens, end - 1).to(tl.int64)
     gate_row = wide * (2 * NQ + 2 * NKV) + NQ + head
     gate = tl.load(qgkv + gate_row[:, None] * D + dims[None, :]).to(tl.float32)
     gate = (1.0 / (1.0 + tl.exp(-gate))).to(act).to(tl.float32)

@@ -1,28 +1,31 @@
 """The gated delta rule over prompt tokens, in chunks of 64 cut at absolute positions.
 
 Per value head n (key head n // rep) and chunk, with G the running sum of g within the chunk and S
-the state that comes in (spec section 4.2):
+the state that comes in (spec section 4.2), q and k normalised:
 
     D_ij = exp(G_i - G_j) for j <= i, else 0
     A_ij = beta_i (k_i . k_j) D_ij for j < i, else 0;   T = (I + A)^-1
     U = T (beta v),  W = T (beta exp(G) k),  P = (q k^T) * D
     V' = U - W S;   o = exp(G) (q S) + P V';   S = exp(G_last) S + k^T (exp(G_last - G) V')
 
-    delta_rule_scores_kernel    a program a chunk and key head: G, A and P of its value heads
+    delta_rule_scores_kernel    a program a chunk and value head: G, A and P
     delta_rule_solve_kernel     a program a chunk and value head: T
     delta_rule_products_kernel  a program a chunk and value head: U and W
     delta_rule_states_kernel    chunk after chunk: V', o, S, for one slice of the value dims
+
+q and k go into every product as they are, in act; the factors that normalise them, one a row, are
+applied in fp32 beside the others: q_scale = exp(G) / (|q| sqrt(K)), k_scale = 1 / |k|.
 
 A call may start or end within a chunk: rows that are not there have q = k = v = 0, beta = 0 and
 g = 0, with which the formulas leave S alone. The last chunk's part of a split prompt then starts
 from S at the split, which gives the same result up to rounding; splits at multiples of 64 give the
 same bits.
 
-fp32: gates, G, D, A, T and S; T's products with beta v and beta exp(G) k are tf32. Between the
-kernels q, k (normalised), U, W, P and as operands of the tensor core S and V' are act.
+fp32: gates, G, D, A, T and S; T with the factors of its columns is two act parts, 16 bits. Between
+the kernels U, W, P and as operands of the tensor core S and V' are act.
 
-Workspace, all [T, ...]: q_norm, k_norm act [T, HK, K]; W act [T, HV, K]; U act [T, HV, V]; P act
-[T, HV, 64]; A, then T, fp32 [T, HV, 64]; G and beta fp32 [T, HV].
+Workspace, all [T, ...]: W act [T, HV, K]; U act [T, HV, V]; P act [T, HV, 64]; A, then T, fp32
+[T, HV, 64]; G, beta, q_scale and k_scale fp32 [T, HV].
 Check: tests/test_triton_delta_rule.py (interpreter), tools/gpu_check.py --only delta_rule.
 """
 
@@ -38,9 +41,18 @@ SOLVE = tl.constexpr(16)  # rows of the diagonal blocks that are solved row by r
 
 
 @triton.jit
-def l2_normalise(x, scale):
+def inverse_length(x, scale):
     x = x.to(tl.float32)
-    return x * (scale / tl.sqrt(tl.sum(x * x, 1) + 1e-6))[:, None]
+    return scale / tl.sqrt(tl.sum(x * x, 1) + 1e-6)
+
+
+@triton.jit
+def dot_scaled(inverse, scale, x):
+    """(inverse * scale) x for an x in act; the left side in two parts of act."""
+    left = inverse * scale[None, :]
+    high = left.to(x.dtype)
+    low = (left - high.to(tl.float32)).to(x.dtype)
+    return tl.dot(high, x, tl.dot(low, x))
 
 
 @triton.jit
@@ -88,12 +100,12 @@ def delta_rule_scores_kernel(
     dt_bias,
     cu_seqlens,
     start_positions,
-    q_norm,
-    k_norm,
     a_out,
     p_out,
     g_out,
     beta_out,
+    q_scale_out,
+    k_scale_out,
     NUM_SEQS,
     HK,
     HV,
@@ -101,15 +113,15 @@ def delta_rule_scores_kernel(
     PROJECTION_SIZE,
     K: tl.constexpr,
 ):
-    """Grid (T // 64 + 2 B, HK)."""
+    """Grid (T // 64 + 2 B, HV)."""
     b, chunk = sequence_of_tile(cu_seqlens, NUM_SEQS, tl.program_id(0), CHUNK, 2)
-    key_head = tl.program_id(1)
+    n = tl.program_id(1)
     begin = tl.load(cu_seqlens + b)
     end = tl.load(cu_seqlens + b + 1)
     first = begin + chunk * CHUNK - tl.load(start_positions + b) % CHUNK
     if first >= end:
         return
-    rep = HV // HK
+    key_head = n // (HV // HK)
     i = tl.arange(0, CHUNK)
     t = first + i
     present = (t >= begin) & (t < end)
@@ -118,34 +130,33 @@ def delta_rule_scores_kernel(
     kd = tl.arange(0, K)[None, :]
     act: tl.constexpr = p_out.dtype.element_ty
 
+    gates = qkvzba + t * PROJECTION_SIZE + (PROJECTION_SIZE - 2 * HV + n)
+    beta = tl.load(gates, mask=present, other=0.0).to(tl.float32)
+    x = tl.load(gates + HV, mask=present, other=0.0).to(tl.float32) + tl.load(dt_bias + n)
+    decay = -tl.exp(tl.load(a_log + n))
     row = qkv + (t * QKV_SIZE)[:, None]
-    q = tl.load(row + key_head * K + kd, mask=here, other=0.0)
     k = tl.load(row + (HK + key_head) * K + kd, mask=here, other=0.0)
-    q = l2_normalise(q, 1.0 / K**0.5).to(act)
-    k = l2_normalise(k, 1.0).to(act)
-    at = (t * HK + key_head)[:, None] * K + kd
-    tl.store(q_norm + at, q, mask=here)
-    tl.store(k_norm + at, k, mask=here)
-    qk = tl.dot(q, k.T)
-    kk = tl.dot(k, k.T)
+    q = tl.load(row + key_head * K + kd, mask=here, other=0.0)
 
-    lower = i[:, None] >= i[None, :]
-    for n in range(key_head * rep, key_head * rep + rep):
-        gates = qkvzba + t * PROJECTION_SIZE + (PROJECTION_SIZE - 2 * HV + n)
-        beta = tl.load(gates, mask=present, other=0.0).to(tl.float32)
-        beta = (1.0 / (1.0 + tl.exp(-beta))).to(act).to(tl.float32)
-        beta = tl.where(present, beta, 0.0)
-        x = tl.load(gates + HV, mask=present, other=0.0).to(tl.float32) + tl.load(dt_bias + n)
-        softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-        decay = -tl.exp(tl.load(a_log + n)) * softplus
-        g = tl.cumsum(tl.where(present, decay, 0.0), 0)
-        tl.store(g_out + t * HV + n, g, mask=present)
-        tl.store(beta_out + t * HV + n, beta, mask=present)
-        d = tl.exp(tl.where(lower, g[:, None] - g[None, :], float("-inf")))
-        pair = (t * HV + n)[:, None] * CHUNK + i[None, :]
-        tl.store(p_out + pair, (qk * d).to(act), mask=here)
-        a = tl.where(i[:, None] > i[None, :], kk * d * beta[:, None], 0.0)
-        tl.store(a_out + pair, a, mask=here)
+    beta = (1.0 / (1.0 + tl.exp(-beta))).to(act).to(tl.float32)
+    beta = tl.where(present, beta, 0.0)
+    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    g = tl.cumsum(tl.where(present, decay * softplus, 0.0), 0)
+    k_scale = inverse_length(k, 1.0)
+    q_scale = inverse_length(q, 1.0 / K**0.5)
+    at = t * HV + n
+    tl.store(g_out + at, g, mask=present)
+    tl.store(beta_out + at, beta, mask=present)
+    tl.store(q_scale_out + at, q_scale * tl.exp(g), mask=present)
+    tl.store(k_scale_out + at, k_scale, mask=present)
+
+    d = tl.exp(tl.where(i[:, None] >= i[None, :], g[:, None] - g[None, :], float("-inf")))
+    d *= k_scale[None, :]
+    pair = at[:, None] * CHUNK + i[None, :]
+    p = tl.dot(q, k.T) * d * q_scale[:, None]
+    tl.store(p_out + pair, p.to(act), mask=here)
+    a = tl.dot(k, k.T) * d * (beta * k_scale)[:, None]
+    tl.store(a_out + pair, tl.where(i[:, None] > i[None, :], a, 0.0), mask=here)
 
 
 @triton.jit
@@ -180,10 +191,10 @@ def delta_rule_solve_kernel(a_and_t, cu_seqlens, start_positions, NUM_SEQS, HV):
 @triton.jit
 def delta_rule_products_kernel(
     qkv,
-    k_norm,
     t_in,
     g_in,
     beta_in,
+    k_scale_in,
     cu_seqlens,
     start_positions,
     w_out,
@@ -212,26 +223,29 @@ def delta_rule_products_kernel(
     kd = tl.arange(0, K)[None, :]
     vd = tl.arange(0, V)[None, :]
     act: tl.constexpr = u_out.dtype.element_ty
-    inverse = tl.load(t_in + (t * HV + n)[:, None] * CHUNK + i[None, :], mask=here, other=0.0)
-    beta = tl.load(beta_in + t * HV + n, mask=present, other=0.0)
-    g = tl.load(g_in + t * HV + n, mask=present, other=0.0)
-    v = qkv + (t * QKV_SIZE)[:, None] + (2 * HK * K + n * V + vd)
-    v = tl.load(v, mask=here, other=0.0).to(tl.float32)
-    k = tl.load(k_norm + (t * HK + key_head)[:, None] * K + kd, mask=here, other=0.0)
-    u = tl.dot(inverse, v * beta[:, None], input_precision="tf32")
-    tl.store(u_out + (t * HV + n)[:, None] * V + vd, u.to(act), mask=here)
-    w = tl.dot(inverse, k.to(tl.float32) * (beta * tl.exp(g))[:, None], input_precision="tf32")
-    tl.store(w_out + (t * HV + n)[:, None] * K + kd, w.to(act), mask=here)
+    at = t * HV + n
+    inverse = tl.load(t_in + at[:, None] * CHUNK + i[None, :], mask=here, other=0.0)
+    beta = tl.load(beta_in + at, mask=present, other=0.0)
+    g = tl.load(g_in + at, mask=present, other=0.0)
+    k_scale = tl.load(k_scale_in + at, mask=present, other=0.0)
+    row = qkv + (t * QKV_SIZE)[:, None]
+    v = tl.load(row + 2 * HK * K + n * V + vd, mask=here, other=0.0)
+    k = tl.load(row + (HK + key_head) * K + kd, mask=here, other=0.0)
+    u = dot_scaled(inverse, beta, v)
+    tl.store(u_out + at[:, None] * V + vd, u.to(act), mask=here)
+    w = dot_scaled(inverse, beta * tl.exp(g) * k_scale, k)
+    tl.store(w_out + at[:, None] * K + kd, w.to(act), mask=here)
 
 
 @triton.jit
 def delta_rule_states_kernel(
-    q_norm,
-    k_norm,
+    qkv,
     w_in,
     u_in,
     p_in,
     g_in,
+    q_scale_in,
+    k_scale_in,
     cu_seqlens,
     start_positions,
     state_slots,
@@ -243,6 +257,7 @@ def delta_rule_states_kernel(
     out,
     HK,
     HV,
+    QKV_SIZE,
     K: tl.constexpr,
     V: tl.constexpr,
     SLICE: tl.constexpr,
@@ -282,20 +297,22 @@ def delta_rule_states_kernel(
         here = present[:, None]
         t = t.to(tl.int64)
         value_rows = (t * HV + n)[:, None]
-        key_rows = (t * HK + key_head)[:, None]
+        key_rows = qkv + (t * QKV_SIZE)[:, None] + key_head * K + kd[None, :]
         w = tl.load(w_in + value_rows * K + kd[None, :], mask=here, other=0.0)
         u = tl.load(u_in + value_rows * V + vd[None, :], mask=here, other=0.0)
-        q = tl.load(q_norm + key_rows * K + kd[None, :], mask=here, other=0.0)
-        k = tl.load(k_norm + key_rows * K + kd[None, :], mask=here, other=0.0)
+        q = tl.load(key_rows, mask=here, other=0.0)
+        k = tl.load(key_rows + HK * K, mask=here, other=0.0)
         p = tl.load(p_in + value_rows * CHUNK + i[None, :], mask=here, other=0.0)
         g = tl.load(g_in + t * HV + n, mask=present, other=0.0)
+        q_scale = tl.load(q_scale_in + t * HV + n, mask=present, other=0.0)
+        k_scale = tl.load(k_scale_in + t * HV + n, mask=present, other=0.0)
         s_act = s.to(act)
         v_new = u.to(tl.float32) - tl.dot(w, s_act)
-        o = tl.dot(q, s_act) * tl.exp(g)[:, None]
+        o = tl.dot(q, s_act) * q_scale[:, None]
         o = tl.dot(p, v_new.to(act), o)
         tl.store(out + value_rows * V + vd[None, :], o.to(act), mask=here)
-        # rows that are not there: g = 0 may be far above g_last, but their v_new is 0
-        carried = tl.where(present, tl.exp(tl.minimum(g_last - g, 0.0)), 0.0)
+        # rows that are not there: g = 0 may be far above g_last
+        carried = tl.exp(tl.minimum(g_last - g, 0.0)) * k_scale
         s = tl.dot(k.T, (v_new * carried[:, None]).to(act), s * tl.exp(g_last))
         if first + CHUNK == snapshot_token:
             tl.store(state + tl.load(snapshot_slots + snapshot) * slot_size, s)

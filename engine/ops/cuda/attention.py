@@ -21,7 +21,7 @@ MAX_DECODE_ROWS = 1023
 _HEADS = 4  # a block of qk_norm_rope_write
 _WARP = 32
 _COMBINE_THREADS = HEAD_DIM // 4
-_BLOCKS_PER_MULTIPROCESSOR = 2  # attention_decode
+_BLOCKS_PER_MULTIPROCESSOR = 3  # attention_decode
 
 
 class DecodeWork:

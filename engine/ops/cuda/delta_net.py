@@ -21,17 +21,15 @@ class PrefillWorkspace:
     """What the four kernels of `delta_rule_prefill` hand over, for up to `max_tokens` tokens.
     `empty(shape, dtype)` allocates."""
 
-    def __init__(
-        self, empty: Any, act_dtype: Any, max_tokens: int, key_heads: int, value_heads: int
-    ) -> None:
-        self.q_norm = empty((max_tokens, key_heads, HEAD), act_dtype)
-        self.k_norm = empty((max_tokens, key_heads, HEAD), act_dtype)
+    def __init__(self, empty: Any, act_dtype: Any, max_tokens: int, value_heads: int) -> None:
         self.w = empty((max_tokens, value_heads, HEAD), act_dtype)
         self.u = empty((max_tokens, value_heads, HEAD), act_dtype)
         self.p = empty((max_tokens, value_heads, DELTA_CHUNK), act_dtype)
         self.a = empty((max_tokens, value_heads, DELTA_CHUNK), "float32")
         self.g = empty((max_tokens, value_heads), "float32")
         self.beta = empty((max_tokens, value_heads), "float32")
+        self.q_scale = empty((max_tokens, value_heads), "float32")
+        self.k_scale = empty((max_tokens, value_heads), "float32")
 
 
 def causal_conv1d(
@@ -92,25 +90,25 @@ def delta_rule_prefill(
     tokens, channels = qkv.shape
     _, value_heads, key_dim, value_dim = recurrent_state.shape
     key_heads = (channels - value_heads * value_dim) // (2 * key_dim)
-    assert key_dim == value_dim == HEAD and tokens <= len(workspace.q_norm)
+    assert key_dim == value_dim == HEAD and tokens <= len(workspace.w)
     w = workspace
     sequences = (batch.cu_seqlens, batch.start_positions)
     chunks = tokens // DELTA_CHUNK + 2 * batch.num_seqs
     kernels.launch(
         "delta_rule_scores",
-        (chunks, key_heads, 1),
+        (chunks, value_heads, 1),
         0,
         qkv,
         qkvzba,
         a_log,
         dt_bias,
         *sequences,
-        w.q_norm,
-        w.k_norm,
         w.a,
         w.p,
         w.g,
         w.beta,
+        w.q_scale,
+        w.k_scale,
         batch.num_seqs,
         key_heads,
         value_heads,
@@ -131,10 +129,10 @@ def delta_rule_prefill(
         (chunks, value_heads, 1),
         0,
         qkv,
-        w.k_norm,
         w.a,
         w.g,
         w.beta,
+        w.k_scale,
         *sequences,
         w.w,
         w.u,
@@ -148,12 +146,13 @@ def delta_rule_prefill(
         "delta_rule_states",
         (value_dim // columns, value_heads, batch.num_seqs),
         0,
-        w.q_norm,
-        w.k_norm,
+        qkv,
         w.w,
         w.u,
         w.p,
         w.g,
+        w.q_scale,
+        w.k_scale,
         *sequences,
         batch.state_slots,
         batch.initial_slots,
@@ -164,6 +163,7 @@ def delta_rule_prefill(
         out,
         key_heads,
         value_heads,
+        channels,
     )
 
 

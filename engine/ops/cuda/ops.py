@@ -41,7 +41,7 @@ class _Workspace:
         rows = shape.max_decode_rows
         self.decode = attention.DecodeWork(empty, rows, shape.num_query_heads)
         self.prefill = delta_net.PrefillWorkspace(
-            empty, ACT, shape.max_prefill_tokens, shape.num_key_heads, shape.num_value_heads
+            empty, ACT, shape.max_prefill_tokens, shape.num_value_heads
         )
         self.group_keys = empty((rows, sampling.GROUPS), "uint64")
 
