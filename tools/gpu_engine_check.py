@@ -120,16 +120,35 @@ def bits(engine: Engine, vocab: int) -> Iterator[dict[str, Any]]:
         (f"chunk {chunk}", 64, {"prefill_chunk": chunk}) for chunk in CHUNKS
     ]
     settings.append(("no graphs", 64, {"cuda_graph": False}))
-    settings.append(("few blocks", 64, {"kv_cache_memory": 180 << 20, "max_model_len": 4200}))
     for name, count, options in settings:
         rows = Rows()
         runner = engine.runner(rows.hook, **options)
         sequences = requests(vocab, count)
         rows.run(runner, sequences)
         runner.close()
-        preempted = sum(sequence.num_preemptions for sequence in sequences)
-        yield {**_row(name, rows, alone), "preemptions": preempted}
+        yield _row(name, rows, alone)
         free_memory()
+
+
+def preemption_bits(engine: Engine, vocab: int) -> Iterator[dict[str, Any]]:
+    """Outputs long enough that sequences grow into each other's blocks."""
+
+    def sequences() -> list[Any]:
+        return [s for s in requests(vocab, 48, 130) if len(s.prompt_ids) < 400]
+
+    runs = []
+    for blocks_bytes, together in ((16 << 30, False), (140 << 20, True)):
+        rows = Rows()
+        runner = engine.runner(rows.hook, kv_cache_memory=blocks_bytes, max_model_len=1024)
+        made = sequences()
+        for group in [made] if together else [[sequence] for sequence in made]:
+            rows.run(runner, group)
+        runner.close()
+        free_memory()
+        runs.append(rows)
+    preemptions = sum(sequence.num_preemptions for sequence in made)
+    row = _row("few blocks", runs[1], runs[0])
+    yield {**row, "preemptions": preemptions, "ok": row["ok"] and preemptions > 0}
 
 
 def _row(what: str, rows: Rows, alone: Rows) -> dict[str, Any]:
@@ -178,6 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         checks.run("time", lambda: times(engine, tuple(options.batches)))
     if "bits" in options.only:
         checks.run("bits", lambda: bits(engine, config.vocab_size))
+        checks.run("preemption", lambda: preemption_bits(engine, config.vocab_size))
     checks.print_table()
     return 1 if checks.failures else 0
 

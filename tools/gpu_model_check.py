@@ -1,7 +1,7 @@
 """Checks the whole model on the GPU of this machine: the demo model against the NumPy ops, random
 weights of the true sizes against transformers, and engine times.
 
-    python -m tools.gpu_model_check [--sizes 0.8B 4B] [--only demo parity time] [--out FILE]
+    python -m tools.gpu_model_check [--sizes 0.8B 4B] [--only demo parity mistakes time]
 
 Sections run one by one and a failure in one does not stop the others. Results go to the JSON file
 as they come; the table is printed last. Exits with 1 if a check failed. `--plumbing` runs it all on
@@ -96,7 +96,13 @@ def true_size(checks: Checks, size: str, options: argparse.Namespace) -> None:
     from deltaserve.engine.config import EngineConfig, ModelConfig
     from deltaserve.engine.model_loader import create_backend, create_model_runner
     from tools.engine_model import EngineModel, cpu_parts, cuda_parts
-    from tools.hf_parity import DECODE_STEPS, parity_row, random_model, shared_weights
+    from tools.hf_parity import (
+        DECODE_STEPS,
+        mistake_rows,
+        parity_row,
+        random_model,
+        shared_weights,
+    )
     from tools.model_shapes import hf_text_config
 
     device = "cpu" if options.plumbing else "cuda"
@@ -119,6 +125,13 @@ def true_size(checks: Checks, size: str, options: argparse.Namespace) -> None:
         for length in lengths:
             yield parity_row(reference, exact, model, length, options.seed)
             free_memory()
+
+    def mistakes() -> Iterator[dict[str, Any]]:
+        if not made:
+            make()
+        parts = cpu_parts(1, 256) if options.plumbing else cuda_parts(config, 1, 256)
+        model = EngineModel(config, made["weights"], parts, 256)
+        yield from mistake_rows(made["reference"], model, 128, options.seed)
 
     def timed() -> Iterator[dict[str, Any]]:
         from tools.engine_timings import timings
@@ -143,6 +156,9 @@ def true_size(checks: Checks, size: str, options: argparse.Namespace) -> None:
 
     if "parity" in options.only:
         checks.run(f"parity {size}", parity)
+        free_memory()
+    if "mistakes" in options.only:
+        checks.run(f"mistakes {size}", mistakes)
         free_memory()
     if "time" in options.only and size in (TIMED_SIZE, "small"):
         checks.run(f"time {size}", timed)

@@ -10,6 +10,8 @@ against itself, with another attention implementation, in a batch of two, the pr
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,12 @@ from deltaserve.engine.models.weights_layout import ModelWeights
 from deltaserve.engine.tensor_names import PackedArray, map_arrays, packed_layout
 from tools.engine_model import EngineModel
 from tools.golden_gate import MAX_MEAN, MAX_P99, MAX_REGRET, TOP
+from tools.hf_mistakes import MISTAKES, made
 
 DECODE_STEPS = 8
 PROMPT_ROWS = 16
 LOGITS_STD = 3.2
-BLOCKS_SHARE = 0.5
+BLOCKS_SHARE = 0.25
 MAX_RMS_RATIO = 1.5
 
 _BLOCK_STD = 0.5  # of a block's output where its last matrix keeps the variance of its input
@@ -201,6 +204,36 @@ def _near(ours: float, itself: float, from_fp32: dict[str, float]) -> bool:
     return bool(from_fp32) and (from_fp32["ours"] <= MAX_RMS_RATIO * from_fp32["transformers"])
 
 
+def passes(ours: dict[str, float], itself: dict[str, float], from_fp32: dict[str, float]) -> bool:
+    """The gate. `itself`: the reference compared with itself; `from_fp32` may be empty."""
+    return (
+        ours["mean"] <= MAX_MEAN
+        and ours["p99"] <= MAX_P99
+        and ours["regret"] <= MAX_REGRET
+        and _near(ours["rms"], itself["rms"], from_fp32)
+        and ours["logits_std"] >= 3.0
+    )
+
+
+def mistake_rows(
+    reference: Qwen3_5ForCausalLM, model: EngineModel, length: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """The gate with each mistake of `hf_mistakes` in the reference; `ok` where it fails."""
+    rng = np.random.default_rng([seed, length])
+    ids = rng.integers(0, model.config.vocab_size, length + DECODE_STEPS).tolist()
+    expected = reference_logits(reference, ids, length)
+    itself = compare(reference_logits(reference, ids, length, other_way=True), expected)
+    found = engine_logits(model, ids, length)
+    logits_std = compare(found, expected)["logits_std"]
+    wrong = copy.deepcopy(reference)
+    for mistake in MISTAKES:
+        with made(mistake, wrong, reference) as mistaken:
+            values = compare(found, reference_logits(mistaken, ids, length))
+        # the mistake is to be seen in what is compared, not in the logits having become small
+        seen = not passes({**values, "logits_std": logits_std}, itself, {})
+        yield {"mistake": mistake.__name__, **values, "ok": seen}
+
+
 def parity_row(
     reference: Qwen3_5ForCausalLM,
     exact: Qwen3_5ForCausalLM | None,
@@ -224,13 +257,6 @@ def parity_row(
             "ours": compare(found, truth)["rms"],
             "transformers": compare(expected, truth)["rms"],
         }
-    ok = (
-        ours["mean"] <= MAX_MEAN
-        and ours["p99"] <= MAX_P99
-        and ours["regret"] <= MAX_REGRET
-        and _near(ours["rms"], itself["rms"], from_fp32)
-        and ours["logits_std"] >= 3.0
-    )
     return {
         "prompt": length,
         "ours": ours,
@@ -238,5 +264,5 @@ def parity_row(
         "decode": compare(found[num_prompt:], expected[num_prompt:]),
         "itself": itself,
         "from_fp32": from_fp32,
-        "ok": ok,
+        "ok": passes(ours, itself, from_fp32),
     }
