@@ -13,7 +13,7 @@ class Capacity:
     """Counts, not bytes. `num_state_slots` equals the largest number of running sequences.
 
     `max_num_batched_tokens`: prompt tokens of a step in which nothing decodes; `prefill_chunk`:
-    of a step in which something does (more beside many decode rows: `scheduler.prefill_budget`).
+    of a step in which something does (more beside many decode rows: `prefill_chunks`).
     Both are multiples of 64. `max_queue`: requests that wait beyond those that free slots await.
     `num_snapshots`: states of cached prefixes, one every `snapshot_interval` tokens and at some
     places more; 0: no prefix caching.

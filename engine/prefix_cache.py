@@ -29,10 +29,10 @@ from math import lcm
 
 from .block_manager import BlockManager
 from .capacity import Capacity
+from .prefill_chunks import CHUNK_ALIGNMENT
 from .sequence import Sequence
 from .snapshot_pool import SnapshotPool
 
-GRID = 64  # the tiles of the delta rule and of attention, whose ends a prefix must end on
 TAIL = 16
 QUESTION = 256
 
@@ -63,7 +63,7 @@ class PrefixCache:
         self.snapshots = SnapshotPool(capacity.num_state_slots, capacity.num_snapshots)
         self.stats = PrefixCacheStats()
         self._block_size = capacity.block_size
-        self._unit = lcm(GRID, capacity.block_size)  # a prefix ends at a multiple of it
+        self._unit = lcm(CHUNK_ALIGNMENT, capacity.block_size)  # a prefix ends at a multiple of it
         self._interval = -(-capacity.snapshot_interval // self._unit) * self._unit
         self._children: dict[bytes, set[bytes]] = {}  # of any prefix, the registered ones
         self._parents: dict[bytes, bytes] = {}  # of registered ones

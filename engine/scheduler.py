@@ -34,6 +34,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from .capacity import Capacity
+from .prefill_chunks import CHUNK_ALIGNMENT, chunk_end, issue_prompt_logprobs, prefill_budget
 from .prefix_cache import PrefixCache
 from .request_queue import QueueFullError, RequestQueue, RequestTooLargeError
 from .scheduled_batch import BlockUpdate, ScheduledBatch, ScheduledDecode, ScheduledPrefill
@@ -42,9 +43,6 @@ from .state_manager import StateManager
 from .step_outputs import step_outputs
 
 __all__ = ["QueueFullError", "RequestTooLargeError", "Scheduler", "SchedulerStats"]
-
-CHUNK_TOKENS_PER_DECODE = 8
-CHUNK_ALIGNMENT = 64  # the delta rule and attention tile the prompt on this absolute grid
 
 
 @dataclass(frozen=True)
@@ -210,17 +208,17 @@ class Scheduler:
         """Adds the next chunk of a prompt and returns its tokens; 0 if the budget or the blocks
         do not reach its next boundary. A chunk is cut short before anyone is preempted for it."""
         start, num_prompt = seq.num_computed_tokens, len(seq.prompt_ids)
-        limit = _chunk_end(start, num_prompt, start + budget)
+        limit = chunk_end(start, num_prompt, start + budget)
         if limit == start:
             return 0
-        while (end := _chunk_end(start, num_prompt, min(limit, self._room(seq)))) == start:
+        while (end := chunk_end(start, num_prompt, min(limit, self._room(seq)))) == start:
             if not self._preempt_youngest(seq, step):
                 return 0
         self._extend_block_table(seq, self.capacity.blocks_for(end) - len(seq.block_table), step)
         ends_prompt = end == num_prompt and seq.num_sampled == 0
         sample = ends_prompt and seq.params.max_tokens > 0
         snapshots = self.prefix_cache.prefill(seq, start, end)
-        positions = _issue_prompt_logprobs(seq, end)
+        positions = issue_prompt_logprobs(seq, end)
         step.prefills.append(
             ScheduledPrefill(
                 seq, seq.state_slot, start, end, sample, initial_slot, snapshots, positions
@@ -258,7 +256,7 @@ class Scheduler:
             if (
                 self._blocks.num_free < reserved + needed
                 or self.prefix_cache.is_being_written(seq, match)
-                or _chunk_end(start, len(seq.prompt_ids), start + budget) == start
+                or chunk_end(start, len(seq.prompt_ids), start + budget) == start
             ):
                 return
             self._waiting.pop_head()
@@ -320,32 +318,3 @@ class Scheduler:
             self._release(seq)
         seq.status = SequenceStatus.FINISHED
         del self._live[seq.request_id]
-
-
-def prefill_budget(capacity: Capacity, num_decodes: int) -> int:
-    """The most prompt tokens of a step beside so many decode rows.
-
-    A step with many rows takes long by itself, and large chunks are cheaper by the token, so the
-    budget grows with the rows beyond `prefill_chunk`: a hundred rows are not held up for a chunk
-    as often as two are.
-    """
-    if num_decodes == 0:
-        return capacity.max_num_batched_tokens
-    by_rows = num_decodes * CHUNK_TOKENS_PER_DECODE // CHUNK_ALIGNMENT * CHUNK_ALIGNMENT
-    return min(capacity.max_num_batched_tokens, max(capacity.prefill_chunk, by_rows))
-
-
-def _issue_prompt_logprobs(seq: Sequence, end: int) -> range:
-    """The positions before `end` whose next prompt token's log-probability is still to be had."""
-    first = seq.num_prompt_logprobs
-    if seq.params.prompt_logprobs is not None:
-        seq.num_prompt_logprobs = max(first, min(end, len(seq.prompt_ids) - 1))
-    return range(first, seq.num_prompt_logprobs)
-
-
-def _chunk_end(start: int, num_prompt: int, limit: int) -> int:
-    """Where a chunk from `start` ends if it may not pass `limit`: the end of the prompt, a
-    multiple of CHUNK_ALIGNMENT, or `start` if neither can be had."""
-    if limit >= num_prompt:
-        return num_prompt
-    return max(start, limit - limit % CHUNK_ALIGNMENT)

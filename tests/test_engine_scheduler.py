@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from deltaserve.engine.prefill_chunks import prefill_budget
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import BlockUpdate
 from deltaserve.engine.scheduler import (
@@ -13,7 +14,6 @@ from deltaserve.engine.scheduler import (
     RequestTooLargeError,
     Scheduler,
     SchedulerStats,
-    prefill_budget,
 )
 from deltaserve.engine.sequence import FinishReason, Sequence, TokenLogprobs
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = {"config", "json_section", "sampling_params", "sequence", "capacity"}
 PLANNING = {
     "block_manager",
+    "prefill_chunks",
     "prefix_cache",
     "request_queue",
     "scheduled_batch",
