@@ -5,9 +5,9 @@
 //     out act  [M, N]    silu_mul: silu(x gate^T >act) (>act) * (x up^T >act)  >act
 //         fp32 [S, M, N] segment s holds the sum over its own part of K, not rounded
 //
-// All time goes into reading the weight once. Grid (ceil(M / rows), ceil(N / columns), S); a block
+// All time goes into reading the weight once. Grid (ceil(M / 8), ceil(N / columns), S); a block
 // streams 64 weight rows (silu_mul: 32 gate and the 32 up rows of the same outputs) through a ring
-// of stages in shared memory, a warp multiplies 16 of them with all rows of x. The first stages are
+// of stages in shared memory, a warp multiplies 16 of them with 8 rows of x. The first stages are
 // under way before the kernels before this one have ended (common.cuh), so that memory does not
 // idle at the border of two kernels.
 //
@@ -24,6 +24,13 @@ constexpr int BLOCK_K = 128;              // of a stage
 constexpr int CHUNK = 8;                  // elements of a 16-byte copy
 constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
 constexpr int ROWS_A_PASS = GEMM_THREADS / ROW_CHUNKS;  // rows that all threads copy at a time
+constexpr int ROWS = 8;  // of x
+static_assert(ROWS == ROWS_A_PASS);
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+constexpr int STAGES = 5;  // in 99 KiB
+#else
+constexpr int STAGES = 6;
+#endif
 
 enum class Form { BF16, FP32, SILU_MUL };
 
@@ -46,14 +53,12 @@ __device__ inline bf16 silu_mul(float gate, float up) {
     return to_act(round_act(ratio) * up);
 }
 
-template <Form FORM, int ROWS, int STAGES, typename Out>
+template <Form FORM, typename Out>
 __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __restrict__ w,
                                    Out* __restrict__ out, int M, int N, int K, int segment) {
-    constexpr int TILES = ROWS / 8;  // of x
     constexpr int STAGE = (BLOCK_N + ROWS) * BLOCK_K;
     constexpr int COLUMNS = FORM == Form::SILU_MUL ? BLOCK_N / 2 : BLOCK_N;
     constexpr int W_COPIES = BLOCK_N / ROWS_A_PASS;
-    constexpr int X_COPIES = ROWS / ROWS_A_PASS;
     DYNAMIC_SHARED(bf16, stages);
     let_next_kernel_start();
 
@@ -62,12 +67,13 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
     const int begin = blockIdx.z * segment;
     const int steps = (min(begin + segment, K) - begin) / BLOCK_K;
 
-    // Weight rows past the end repeat the last one; rows of x past the end are what shared memory
-    // holds. Neither is stored.
+    // Weight rows past the end repeat the last one; for rows of x past the end there is what shared
+    // memory held before. Neither is stored.
     const int chunk = threadIdx.x % ROW_CHUNKS, copy_row = threadIdx.x / ROW_CHUNKS;
     const bf16* w_rows[W_COPIES];
-    const bf16* x_rows[X_COPIES];
-    const int own_rows = M - first_m - copy_row;  // rows of x from this thread's first one on
+    const bool own_row = first_m + copy_row < M;
+    const bf16* x_row =
+        x + (first_m + copy_row) * static_cast<long long>(K) + begin + chunk * CHUNK;
 #pragma unroll
     for (int i = 0; i < W_COPIES; ++i) {
         const int row = copy_row + i * ROWS_A_PASS;
@@ -78,11 +84,6 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
         }
         w_rows[i] = w + n * K + begin + chunk * CHUNK;
     }
-#pragma unroll
-    for (int i = 0; i < X_COPIES; ++i) {
-        const long long m = first_m + copy_row + i * ROWS_A_PASS;
-        x_rows[i] = x + m * K + begin + chunk * CHUNK;
-    }
     const auto copy_weights = [&](int step) {
         bf16* to = stages + step % STAGES * STAGE;
 #pragma unroll
@@ -90,9 +91,8 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
             copy_async_16(to + place(copy_row + i * ROWS_A_PASS, chunk), w_rows[i] + step * BLOCK_K);
         }
     };
-    const auto x_place = [&](int step, int i) {
-        return stages + step % STAGES * STAGE + BLOCK_N * BLOCK_K +
-               place(copy_row + i * ROWS_A_PASS, chunk);
+    const auto x_place = [&](int step) {
+        return stages + step % STAGES * STAGE + BLOCK_N * BLOCK_K + place(copy_row, chunk);
     };
 
 #pragma unroll
@@ -103,28 +103,20 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
     wait_for_earlier_kernels();
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step) {
-#pragma unroll
-        for (int i = 0; i < X_COPIES; ++i) {
-            if (step < steps && i * ROWS_A_PASS < own_rows) {
-                *reinterpret_cast<uint4*>(x_place(step, i)) =
-                    *reinterpret_cast<const uint4*>(x_rows[i] + step * BLOCK_K);
-            }
+        if (step < steps && own_row) {
+            *reinterpret_cast<uint4*>(x_place(step)) =
+                *reinterpret_cast<const uint4*>(x_row + step * BLOCK_K);
         }
     }
 
-    float sums[TILES][4] = {};
+    float sums[4] = {};
     for (int step = 0; step < steps; ++step) {
         wait_copy_groups<STAGES - 2>();
         __syncthreads();
         const int next = step + STAGES - 1;
         if (next < steps) {
             copy_weights(next);
-#pragma unroll
-            for (int i = 0; i < X_COPIES; ++i) {
-                if (i * ROWS_A_PASS < own_rows) {
-                    copy_async_16(x_place(next, i), x_rows[i] + next * BLOCK_K);
-                }
-            }
+            if (own_row) copy_async_16(x_place(next), x_row + next * BLOCK_K);
         }
         end_copy_group();
 
@@ -132,122 +124,52 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
         const bf16* x_stage = w_stage + BLOCK_N * BLOCK_K;
 #pragma unroll
         for (int k = 0; k < ROW_CHUNKS; k += 4) {  // chunks; 32 of K
-            unsigned a[2][4];
+            unsigned a[2][4], b[4];
             load_matrices(a[0], w_stage + place(16 * warp + lane % 16, k + lane / 16));
             load_matrices(a[1], w_stage + place(16 * warp + lane % 16, k + 2 + lane / 16));
-#pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) {
-                unsigned b[4];
-                load_matrices(b, x_stage + place(8 * tile + lane % 8, k + lane / 8));
-                mma_bf16(sums[tile], a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
-                mma_bf16(sums[tile], a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
-            }
+            load_matrices(b, x_stage + place(lane % 8, k + lane / 8));
+            mma_bf16(sums, a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
+            mma_bf16(sums, a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
         }
     }
 
     const int g = lane / 4, t = lane % 4;
+    const int n = first_n + warp * (COLUMNS / GEMM_WARPS) + g;
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int m = first_m + 8 * tile + 2 * t + i;
-            const int n = first_n + warp * (COLUMNS / GEMM_WARPS) + g;
-            if (m >= M) continue;
-            Out* row = out + (static_cast<long long>(blockIdx.z) * M + m) * N;
-            const float low = sums[tile][i], high = sums[tile][2 + i];
-            if constexpr (FORM == Form::SILU_MUL) {
-                if (n < N) row[n] = silu_mul(low, high);
-            } else if constexpr (FORM == Form::BF16) {
-                if (n < N) row[n] = to_act(low);
-                if (n + 8 < N) row[n + 8] = to_act(high);
-            } else {
-                if (n < N) row[n] = low;
-                if (n + 8 < N) row[n + 8] = high;
-            }
+    for (int i = 0; i < 2; ++i) {
+        const int m = first_m + 2 * t + i;
+        if (m >= M) continue;
+        Out* row = out + (static_cast<long long>(blockIdx.z) * M + m) * N;
+        const float low = sums[i], high = sums[2 + i];
+        if constexpr (FORM == Form::SILU_MUL) {
+            if (n < N) row[n] = silu_mul(low, high);
+        } else if constexpr (FORM == Form::BF16) {
+            if (n < N) row[n] = to_act(low);
+            if (n + 8 < N) row[n + 8] = to_act(high);
+        } else {
+            if (n < N) row[n] = low;
+            if (n + 8 < N) row[n + 8] = high;
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_bf16_8_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::BF16, 8, 5>(x, w, out, M, N, K, segment);
+    gemm_decode_bf16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::BF16>(x, w, out, M, N, K, segment);
 }
-DYNAMIC_SHARED_BYTES(gemm_decode_bf16_8, 92160);
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16, 92160, 110592);
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_bf16_16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::BF16, 16, 4>(x, w, out, M, N, K, segment);
+    gemm_decode_fp32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         float* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::FP32>(x, w, out, M, N, K, segment);
 }
-DYNAMIC_SHARED_BYTES(gemm_decode_bf16_16, 81920);
+DYNAMIC_SHARED_BYTES(gemm_decode_fp32, 92160, 110592);
 
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_bf16_32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::BF16, 32, 4>(x, w, out, M, N, K, segment);
+    gemm_decode_silu_mul_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL>(x, w, out, M, N, K, segment);
 }
-DYNAMIC_SHARED_BYTES(gemm_decode_bf16_32, 98304);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_bf16_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::BF16, 64, 3>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_bf16_64, 98304);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_fp32_8_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                float* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::FP32, 8, 5>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_fp32_8, 92160);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_fp32_16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                float* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::FP32, 16, 4>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_fp32_16, 81920);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_fp32_32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                float* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::FP32, 32, 4>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_fp32_32, 98304);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_fp32_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                float* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::FP32, 64, 3>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_fp32_64, 98304);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_silu_mul_8_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::SILU_MUL, 8, 5>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_8, 92160);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_silu_mul_16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::SILU_MUL, 16, 4>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_16, 81920);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_silu_mul_32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::SILU_MUL, 32, 4>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_32, 98304);
-
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_silu_mul_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                                bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::SILU_MUL, 64, 3>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_64, 98304);
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul, 92160, 110592);

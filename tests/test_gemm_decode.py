@@ -28,17 +28,17 @@ def rng() -> np.random.Generator:
 
 
 def run(
-    gemm: Gemm, rng: np.random.Generator, form: str, tile: int, m: int, n: int, k: int, parts: int
+    gemm: Gemm, rng: np.random.Generator, form: str, m: int, n: int, k: int, parts: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(result, float64 reference), [parts, m, n]; the memory behind the result stays poisoned."""
-    x = rng.standard_normal((m, k), dtype=np.float32).astype(BF16)
     rows = 2 * n if form == "silu_mul" else n
     w = (rng.standard_normal((rows, k), dtype=np.float32) * k**-0.5).astype(BF16)
+    x = rng.standard_normal((m, k), dtype=np.float32).astype(BF16)
     segment = -(-k // parts // 128) * 128
     dtype: Any = np.float32 if form == "fp32" else BF16
     memory = np.full(parts * m * n + 64, np.nan, dtype)
     out = memory[: parts * m * n].reshape(parts, m, n)
-    gemm.launch_tile(named_tile(form, f"decode_{tile}"), x, w, out, n, segment, parts)
+    gemm.launch_tile(named_tile(form, "decode_8"), x, w, out, n, segment, parts)
     assert np.isnan(memory[parts * m * n :].astype(np.float32)).all()
     x64, w64 = x.astype(np.float64), w.astype(np.float64)
     spans = [slice(i * segment, (i + 1) * segment) for i in range(parts)]
@@ -49,11 +49,10 @@ def run(
     return out.astype(np.float64), products
 
 
-@pytest.mark.parametrize("tile", [8, 16, 32, 64])
 @pytest.mark.parametrize("form", ["bf16", "fp32", "silu_mul"])
-def test_each_kernel(gemm: Gemm, rng: np.random.Generator, form: str, tile: int) -> None:
+def test_each_kernel(gemm: Gemm, rng: np.random.Generator, form: str) -> None:
     """Rows and columns past the last whole tile; 256 of K are fewer steps than there are stages."""
-    actual, expected = run(gemm, rng, form, tile, tile // 2 + 1, 72, 256, 1)
+    actual, expected = run(gemm, rng, form, 13, 72, 256, 1)
     tolerance = {"fp32": 1e-5, "bf16": 4e-3, "silu_mul": 8e-3}[form]
     assert np.linalg.norm(actual - expected) <= tolerance * np.linalg.norm(expected)
     assert np.isfinite(actual).all()
@@ -61,31 +60,29 @@ def test_each_kernel(gemm: Gemm, rng: np.random.Generator, form: str, tile: int)
 
 def test_stages_come_round(gemm: Gemm, rng: np.random.Generator) -> None:
     """20 steps through the ring, and two tiles of rows."""
-    actual, expected = run(gemm, rng, "fp32", 8, 11, 64, 2560, 1)
+    actual, expected = run(gemm, rng, "fp32", 11, 64, 2560, 1)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_each_segment_sums_its_own_part_of_k(gemm: Gemm, rng: np.random.Generator) -> None:
     """1152 in 4 segments of 384: the last one is empty, and zero."""
-    actual, expected = run(gemm, rng, "fp32", 8, 3, 40, 1152, 4)
+    actual, expected = run(gemm, rng, "fp32", 3, 40, 1152, 4)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     assert (actual[3] == 0).all() and (actual[:3] != 0).all()
 
 
 def test_a_row_does_not_depend_on_the_others(gemm: Gemm) -> None:
-    def rows(m: int, tile: int) -> np.ndarray:
-        return run(gemm, np.random.default_rng(2), "fp32", tile, m, 24, 384, 1)[0]
+    def rows(m: int) -> np.ndarray:
+        """The first rows of x are the same for any m, and so are the weights."""
+        return run(gemm, np.random.default_rng(2), "fp32", m, 24, 384, 1)[0]
 
-    whole = rows(16, 16)
-    np.testing.assert_array_equal(whole, rows(16, 8))
-    np.testing.assert_array_equal(whole, rows(16, 32))
+    np.testing.assert_array_equal(rows(16)[:, :5], rows(5))
 
 
 def test_every_kernel_says_how_much_shared_memory_it_takes() -> None:
     text = (CUDA / "gemm_decode.cu").read_text()
     names = {name.removesuffix("_kernel") for name in kernels(text)}
-    assert dynamic_shared(text).keys() == names
-    for name, size in dynamic_shared(text).items():
-        stage = (64 + int(name.rpartition("_")[2])) * 128 * 2
-        assert size % stage == 0 and size // stage >= 3, name
-        assert size <= 99 * 1024, name  # the least that any architecture has
+    stage = (64 + 8) * 128 * 2
+    for large, stages, limit in ((False, 5, 99), (True, 6, 113)):  # twice in what Hopper has
+        assert dynamic_shared(text, large) == dict.fromkeys(names, stages * stage)
+        assert stages * stage <= limit * 1024

@@ -55,3 +55,4 @@ def test_gemm_rows_do_not_depend_on_the_batch(kernels: Any, arrays: Arrays) -> N
     from deltaserve.engine.ops.cuda.gemm import Gemm
 
     assert [r for r in gpu_gemm.invariance_of_table(Gemm(kernels), arrays) if r[1]] == []
+    assert [r for r in gpu_gemm.invariance_of_groups(Gemm(kernels), arrays) if r[1]] == []

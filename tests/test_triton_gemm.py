@@ -142,6 +142,38 @@ def test_nothing_is_written_beyond_the_output(kernel: str) -> None:
     assert torch.isnan(guarded[m * n :]).all()
 
 
+@pytest.mark.parametrize("silu_mul", [False, True])
+def test_groups_of_rows_with_their_own_weights(silu_mul: bool) -> None:
+    """Groups of 0, 20, 1, 0, 16 and 3 rows; tiles of 16."""
+    starts = torch.tensor([0, 0, 20, 21, 21, 37, 40], dtype=torch.int32)
+    groups, m, n, k = 6, 40, 24, 64
+    x, w, out = random(m, k), random(groups, 2 * n if silu_mul else n, k), poisoned(m + 1, n)
+    columns = 16 if silu_mul else 32
+    gemm.gemm_grouped_kernel[(m // 16 + groups, -(-n // columns))](
+        x,
+        w,
+        out,
+        starts,
+        groups,
+        n,
+        k,
+        BLOCK_N=32,
+        BLOCK_M=16,
+        BLOCK_K=32,
+        SILU_MUL=silu_mul,
+        MAX_GROUPS=8,
+        EARLY_START=False,
+    )
+    assert torch.isnan(out[m]).all()
+    for group, weight in enumerate(w):
+        rows = slice(starts[group], starts[group + 1])
+        own = x[rows].numpy()
+        expected = (
+            silu_mul_reference(own, weight.numpy(), n) if silu_mul else own @ weight.numpy().T
+        )
+        np.testing.assert_allclose(out[rows], expected, rtol=1e-3, atol=1e-3)
+
+
 def test_every_tile_is_visited_once_in_groups() -> None:
     """`tile_of` as plain arithmetic: 5 x 3 tiles in groups of 2 row tiles."""
     out = torch.zeros(5 * 3, dtype=torch.int32)

@@ -71,9 +71,9 @@ def timed(cupy: Any, case: Any, kernels: RecordingKernels) -> dict[str, Any]:
     }
 
 
-def step_launches(bench: Any, rows: int) -> list[Any]:
-    """The GEMMs of one decode step in the model's order, each with the weights of its layer, and
-    the sums and norms between them."""
+def step_launches(bench: Any, rows: int, norms: bool) -> list[Any]:
+    """The GEMMs of one decode step in the model's order, each with the weights of its layer; with
+    `norms` also the sums and norms between them."""
     from tools.op_benchmarks import EPS
 
     c, ops, a = bench.config, bench.ops, bench.arrays
@@ -88,7 +88,8 @@ def step_launches(bench: Any, rows: int) -> list[Any]:
         parts = a.poisoned(ops.num_segments(h, x.shape[1]), rows, h, dtype="float32")
         gemm(ops.linear_partials, h, x, parts)
         args = (parts, residual, norm, EPS, hidden)
-        launches.append(functools.partial(ops.add_rms_norm_partials, *args))
+        if norms:
+            launches.append(functools.partial(ops.add_rms_norm_partials, *args))
 
     for kind in c.layer_types:
         linear = kind == "linear_attention"
@@ -102,7 +103,7 @@ def step_launches(bench: Any, rows: int) -> list[Any]:
     return launches
 
 
-def step_case(bench: Any, rows: int) -> Any:
+def step_case(bench: Any, rows: int, norms: bool) -> Any:
     from tools.op_benchmarks import Case
 
     c = bench.config
@@ -114,7 +115,7 @@ def step_case(bench: Any, rows: int) -> Any:
     weights = h * (c.vocab_size + sum(mixers[kind] + 3 * f for kind in c.layer_types))
 
     def make() -> list[Any]:
-        launches = step_launches(bench, rows)
+        launches = step_launches(bench, rows, norms)
 
         def step() -> None:
             for launch in launches:
@@ -122,7 +123,7 @@ def step_case(bench: Any, rows: int) -> Any:
 
         return [step]
 
-    name = "GEMMs and norms of a step"
+    name = "GEMMs and norms of a step" if norms else "GEMMs of a step"
     return Case(name, f"B={rows}", 2.0 * weights, 2.0 * rows * weights, 2 * weights, make)
 
 
@@ -135,7 +136,8 @@ def cases(bench: Any, options: argparse.Namespace) -> Iterator[Any]:
     for tokens in options.tokens:
         yield from prefill_cases(bench, tokens)
     for rows in options.batch:
-        yield step_case(bench, rows)
+        yield step_case(bench, rows, False)
+        yield step_case(bench, rows, True)
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

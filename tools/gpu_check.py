@@ -134,6 +134,10 @@ def main() -> int:
         "invariance_tiles",
         lambda: counted(gpu_gemm.invariance_of_tiles(kernels, gemm, Arrays(cupy, seed))),
     )
+    report.run(
+        "invariance_groups",
+        lambda: counted(gpu_gemm.invariance_of_groups(gemm, Arrays(cupy, seed))),
+    )
     for name, test in (("prompt", prompt_cuts), ("decode", decode_company)):
         report.run(
             f"invariance_{name}",

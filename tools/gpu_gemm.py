@@ -96,7 +96,7 @@ def invariance_of_table(gemm: Gemm, a: Arrays) -> Iterator[tuple[str, int]]:
 def invariance_of_tiles(kernels: KernelLibrary, gemm: Gemm, a: Arrays) -> Iterator[tuple[str, int]]:
     """(tile, differing fp32 rows): every compiled fp32 tile at every M against the first one."""
     tiles = [n.removeprefix("gemm.fp32.") for n in kernels.names() if n.startswith("gemm.fp32.")]
-    tiles = [f"decode_{rows}" for rows in (64, 8, 16, 32)] + tiles
+    tiles = ["decode_8", *tiles]
     counts = dict.fromkeys(tiles, 0)
     for _, _, n, k in [shape for shape in SHAPES if shape[1] == "bf16"]:
         x, weight = a.act(ROWS[-1], k), a.filled(n, k, scale=k**-0.5)
@@ -110,3 +110,21 @@ def invariance_of_tiles(kernels: KernelLibrary, gemm: Gemm, a: Arrays) -> Iterat
                 gemm.launch_tile(tile, x[:m], weight, part, n, k, 1)
                 counts[name] += differing_rows(part, whole[:m])
     yield from counts.items()
+
+
+def invariance_of_groups(gemm: Gemm, a: Arrays) -> Iterator[tuple[str, int]]:
+    """(form, differing rows): grouped launches against one launch a group."""
+    n, k = 520, 1024
+    for sizes in ((0, 5, 1, 30, 0, 16), (200, 0, 77, 128)):
+        starts = np.cumsum([0, *sizes])
+        x = a.act(int(starts[-1]), k)
+        for form, gates in (("bf16", 1), ("silu_mul", 2)):
+            weights = a.filled(len(sizes), gates * n, k, scale=k**-0.5)
+            weights[1] = a.act(gates * n, k, scale=k**-0.5)
+            grouped = gemm.linear_grouped if form == "bf16" else gemm.linear_silu_mul_grouped
+            got, wanted = a.poisoned(len(x), n), a.poisoned(len(x), n)
+            grouped(x, weights, a.int32(starts), got)
+            for weight, first, end in zip(weights, starts, starts[1:], strict=False):
+                if end > first:
+                    run(gemm, form, x[first:end], weight, wanted[first:end])
+            yield f"{form} groups {sizes}", differing_rows(got, wanted)

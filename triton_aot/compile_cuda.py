@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from architectures import capability
+from architectures import KIB, MAX_SHARED, capability
 from cuda_sources import CUDA, dynamic_shared, include_dirs, kernels, waiting_kernels
 from cupy_backends.cuda.libs import nvrtc
 
@@ -35,7 +35,7 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     nvrtc.destroyProgram(program)
     usage = {match["name"]: match for match in _USAGE.finditer(log)}
     waiting = waiting_kernels(text) if capability(arch) >= 90 else set()
-    dynamic = dynamic_shared(text)
+    dynamic = dynamic_shared(text, MAX_SHARED[arch] > 99 * KIB)
     entries = {}
     for name, signature in kernels(text).items():
         used = usage[name]

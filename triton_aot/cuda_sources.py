@@ -57,10 +57,10 @@ def waiting_kernels(text: str) -> set[str]:
     }
 
 
-def dynamic_shared(text: str) -> dict[str, int]:
+def dynamic_shared(text: str, large: bool) -> dict[str, int]:
     """Bytes of dynamic shared memory of the kernels of a file that have some (see common.cuh)."""
-    found = re.findall(r"^DYNAMIC_SHARED_BYTES\((\w+), (\d+)\);", text, re.MULTILINE)
-    return {name: int(size) for name, size in found}
+    found = re.findall(r"^DYNAMIC_SHARED_BYTES\((\w+), (\d+), (\d+)\);", text, re.MULTILINE)
+    return {name: int(sizes[large]) for name, *sizes in found}
 
 
 def kernels(text: str) -> dict[str, list[str]]:

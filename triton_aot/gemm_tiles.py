@@ -1,8 +1,8 @@
 """Which GEMM tile serves which shape: reads tiles/*.json, names the tiles, knows no kernel.
 
 A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N
-counts weight rows. `decode_<rows>` is a kernel of cuda/gemm_decode.cu, for so many rows of x. A
-form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
+counts weight rows. `decode_8` is the kernel of cuda/gemm_decode.cu, for 8 rows of x. A form is what
+a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
 
@@ -35,7 +35,7 @@ TABLES = {
 }
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)")
-_CUDA_NAME = re.compile(r"decode_(8|16|32|64)")
+CUDA_TILE = "decode_8"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Tile:
 
 def is_cuda(name: str) -> bool:
     """Whether a tile is one of cuda/gemm_decode.cu, which needs no variant."""
-    return _CUDA_NAME.fullmatch(name) is not None
+    return name == CUDA_TILE
 
 
 def read_table(arch: str) -> dict[str, Any]:

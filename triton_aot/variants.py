@@ -5,43 +5,45 @@ Owns the list: kernel function, argument types, constants, warps and stages. Doe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from architectures import KIB, MAX_SHARED, capability
 from gemm_tiles import FORMS, Tile, read_table, used_tiles
 
 # Tiles that tools/tune_gemm.py tries besides those in use; compiled with --candidates.
 CANDIDATES = (
-    "stream_64x16x64_s6_w4",
     "stream_64x16x128_s3_w4",
     "stream_64x16x128_s4_w4",
     "stream_64x16x128_s6_w4",
-    "stream_64x16x256_s3_w4",
-    "stream_64x16x256_s3_w8",
-    "stream_128x16x64_s6_w4",
-    "stream_128x16x128_s4_w4",
-    "stream_128x16x128_s3_w8",
     "stream_64x32x128_s4_w4",
     "stream_64x32x256_s3_w4",
     "stream_128x32x128_s4_w8",
     "stream_64x64x64_s6_w4",
     "stream_64x64x128_s4_w4",
     "stream_128x64x64_s4_w4",
-    "stream_128x64x128_s3_w8",
     "stream_64x128x64_s4_w4",
     "stream_128x128x64_s4_w8",
-    "persistent_64x64x128_s4_w4",
-    "persistent_128x64x64_s6_w4",
-    "persistent_128x64x128_s3_w4",
-    "persistent_64x128x64_s6_w4",
-    "persistent_64x128x128_s4_w4",
-    "persistent_128x128x64_s4_w8",
+    "persistent_64x64x64_s8_w4",
+    "persistent_96x64x128_s5_w4",
+    "persistent_144x64x64_s7_w4",
+    "persistent_160x64x64_s7_w4",
+    "persistent_160x64x128_s4_w4",
+    "persistent_96x128x64_s7_w4",
+    "persistent_96x128x64_s7_w8",
     "persistent_128x128x64_s5_w8",
-    "persistent_128x128x128_s3_w8",
-    "persistent_256x64x64_s4_w4",
+    "persistent_144x128x64_s5_w8",
+    "persistent_160x128x64_s5_w4",
+    "persistent_160x128x64_s5_w8",
+    "persistent_192x128x64_s5_w8",
     "persistent_256x128x64_s3_w8",
+    "persistent_256x128x64_s4_w8",
+    "persistent_288x128x64_s4_w8",
     "persistent_128x256x64_s3_w8",
+    "persistent_160x256x64_s4_w8",
 )
+
+GROUPED_TILES = ("stream_64x16x128_s4_w4", "stream_128x128x64_s3_w8")
+MAX_GROUPS = 256
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,26 @@ def gemm_variant(arch: str, form: str, tile: Tile, may_spill: bool) -> Variant:
         aligned=frozenset({"x", "w", "out", "K", "SEGMENT"} & arguments.keys()),
         may_spill=may_spill,
     )
+
+
+def grouped_gemm_variants(arch: str) -> list[Variant]:
+    """A tile for groups of few rows and one for larger ones."""
+    found = []
+    for form in ("bf16", "silu_mul"):
+        for name in GROUPED_TILES:
+            plain = gemm_variant(arch, form, Tile.parse(name), False)
+            pointers = {"x": "*bf16", "w": "*bf16", "out": "*bf16", "group_starts": "*i32"}
+            found.append(
+                replace(
+                    plain,
+                    name=f"gemm_grouped.{form}.{name}",
+                    function="gemm_grouped_kernel",
+                    arguments=pointers | dict.fromkeys(("GROUPS", "N", "K"), "i32"),
+                    constants=plain.constants | {"MAX_GROUPS": MAX_GROUPS},
+                    aligned=frozenset({"x", "w", "out", "K"}),
+                )
+            )
+    return found
 
 
 def gemm_variants(arch: str, candidates: bool) -> list[Variant]:
@@ -245,6 +267,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
 def all_variants(arch: str, candidates: bool = False) -> list[Variant]:
     return [
         *gemm_variants(arch, candidates),
+        *grouped_gemm_variants(arch),
         attention_prefill_variant(arch),
         *delta_rule_variants(arch),
     ]

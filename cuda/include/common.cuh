@@ -12,9 +12,10 @@ constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 
-// Dynamic shared memory of the block as an array of T; after the kernel, DYNAMIC_SHARED_BYTES(kernel,
-// bytes), which the build reads, says how much that is.
-#define DYNAMIC_SHARED_BYTES(kernel, bytes) static_assert((bytes) % 16 == 0)
+// Dynamic shared memory of the block as an array of T. After the kernel, DYNAMIC_SHARED_BYTES(kernel,
+// small, large), which the build reads, says how much that is: where a block may have 99 KiB, and
+// where it may have more.
+#define DYNAMIC_SHARED_BYTES(kernel, small, large) static_assert((small) % 16 + (large) % 16 == 0)
 #ifndef CUDA_ON_CPU
 #define DYNAMIC_SHARED(T, name) extern __shared__ __align__(16) unsigned char shared_bytes[]; \
     T* name = reinterpret_cast<T*>(shared_bytes)

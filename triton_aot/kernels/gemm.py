@@ -4,7 +4,7 @@
     w    bf16 [N, K]      weight as stored; [2N, K], N gate rows then N up rows, with SILU_MUL
     out  act  [M, N], or fp32 [S, M, N]: segment s holds the sum over its own part of K
 
-Two kernels, one order of summation. Each output is one accumulator that takes the K products of
+Three kernels, one order of summation. Each output is one accumulator that takes the K products of
 its segment in ascending order, 16 at a time in the tensor core, whatever the tile; so the fp32 bits
 of a row depend on neither M nor the tile (which tools/gpu_check.py tests, because it is a property
 of the hardware and not of this text). Two calls that must agree may thus differ in the tile, never
@@ -13,6 +13,7 @@ in the segments.
     gemm_stream_kernel      few rows: the weight is the left operand of the tensor core, so that a
                             tile of 64 weight rows goes with as few as 16 rows of x. One program a
                             tile; all a program does is stream its weight rows once.
+    gemm_grouped_kernel     the same for groups of rows that each have their own weight.
     gemm_persistent_kernel  many rows: x is the left operand, tiles of both come in through tensor
                             maps made on the host, and each program walks over many output tiles.
 
@@ -38,6 +39,54 @@ def silu_mul(gate, up, act: tl.constexpr):
 
 
 @triton.jit
+def stream_tile(
+    x,
+    w,
+    out,
+    first_m,
+    end_m,
+    first_n,
+    N,
+    K,
+    begin,
+    end,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SILU_MUL: tl.constexpr,
+):
+    """One tile of `gemm_stream_kernel`: rows first_m to end_m of x and out, columns first_n on, K
+    from begin to end."""
+    COLUMNS: tl.constexpr = BLOCK_N // 2 if SILU_MUL else BLOCK_N
+    # Weight rows past the end read the last row again, so that no such load is predicated.
+    # Those of x are not read: all programs would ask for one row at one time, again and again.
+    tile_n = tl.arange(0, BLOCK_N)
+    if SILU_MUL:
+        weight_rows = tl.minimum(first_n + tile_n % COLUMNS, N - 1) + (tile_n // COLUMNS) * N
+    else:
+        weight_rows = tl.minimum(first_n + tile_n, N - 1)
+    m = first_m + tl.arange(0, BLOCK_M)
+    tile_k = tl.arange(0, BLOCK_K)
+    w_tile = w + weight_rows[:, None] * K + (begin + tile_k)[None, :]
+    x_tile = x + m[None, :] * K + (begin + tile_k)[:, None]
+
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for _ in range(begin, end, BLOCK_K):
+        acc = tl.dot(tl.load(w_tile), tl.load(x_tile, mask=(m < end_m)[None, :], other=0.0), acc)
+        w_tile += BLOCK_K
+        x_tile += BLOCK_K
+
+    act: tl.constexpr = out.dtype.element_ty
+    if SILU_MUL:
+        pair = tl.permute(tl.reshape(acc, (2, COLUMNS, BLOCK_M)), (1, 2, 0))
+        gate, up = tl.split(pair)
+        acc = silu_mul(gate, up, act)
+    n = first_n + tl.arange(0, COLUMNS)
+    target = out + m[:, None] * N + n[None, :]
+    tl.store(target, tl.trans(acc).to(act), mask=(m < end_m)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
 def gemm_stream_kernel(
     x,
     w,
@@ -56,41 +105,76 @@ def gemm_stream_kernel(
     neighbours. `columns` is BLOCK_N, with SILU_MUL half of it: the tile then holds gate and up rows
     of the same outputs, and one product serves both."""
     COLUMNS: tl.constexpr = BLOCK_N // 2 if SILU_MUL else BLOCK_N
-    first_m = tl.program_id(0) * BLOCK_M
-    first_n = tl.program_id(1) * COLUMNS
     segment = tl.program_id(2)
-
-    # Weight rows past the end read the last row again, so that no such load is predicated.
-    # Those of x are not read: all programs would ask for one row at one time, again and again.
-    tile_n = tl.arange(0, BLOCK_N)
-    if SILU_MUL:
-        weight_rows = tl.minimum(first_n + tile_n % COLUMNS, N - 1) + (tile_n // COLUMNS) * N
-    else:
-        weight_rows = tl.minimum(first_n + tile_n, N - 1)
-    x_rows = first_m + tl.arange(0, BLOCK_M)
     begin = segment * SEGMENT
-    end = tl.minimum(begin + SEGMENT, K)
     if EARLY_START:
         wait_for_earlier_kernels()
-    tile_k = tl.arange(0, BLOCK_K)
-    w_tile = w + weight_rows[:, None] * K + (begin + tile_k)[None, :]
-    x_tile = x + x_rows[None, :] * K + (begin + tile_k)[:, None]
+    stream_tile(
+        x,
+        w,
+        out + segment * M * N,
+        tl.program_id(0) * BLOCK_M,
+        M,
+        tl.program_id(1) * COLUMNS,
+        N,
+        K,
+        begin,
+        tl.minimum(begin + SEGMENT, K),
+        BLOCK_N,
+        BLOCK_M,
+        BLOCK_K,
+        SILU_MUL,
+    )
 
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for _ in range(begin, end, BLOCK_K):
-        acc = tl.dot(tl.load(w_tile), tl.load(x_tile, mask=(x_rows < M)[None, :], other=0.0), acc)
-        w_tile += BLOCK_K
-        x_tile += BLOCK_K
 
-    act: tl.constexpr = out.dtype.element_ty
-    if SILU_MUL:
-        pair = tl.permute(tl.reshape(acc, (2, COLUMNS, BLOCK_M)), (1, 2, 0))
-        gate, up = tl.split(pair)
-        acc = silu_mul(gate, up, act)
-    n = first_n + tl.arange(0, COLUMNS)
-    m = first_m + tl.arange(0, BLOCK_M)
-    target = out + segment * M * N + m[:, None] * N + n[None, :]
-    tl.store(target, tl.trans(acc).to(act), mask=(m < M)[:, None] & (n < N)[None, :])
+@triton.jit
+def gemm_grouped_kernel(
+    x,
+    w,
+    out,
+    group_starts,
+    GROUPS,
+    N,
+    K,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SILU_MUL: tl.constexpr,
+    MAX_GROUPS: tl.constexpr,
+    EARLY_START: tl.constexpr,
+):
+    """Several weights in one launch: rows group_starts[g] to group_starts[g + 1] of x go with
+    w[g] of [GROUPS, N, K] (SILU_MUL: [GROUPS, 2 N, K]); a group may be empty. A row's bits are
+    those of `gemm_stream_kernel` with that weight. Grid (M // BLOCK_M + GROUPS, ceil(N / columns)):
+    at least as many row tiles as there can be; the rest return."""
+    COLUMNS: tl.constexpr = BLOCK_N // 2 if SILU_MUL else BLOCK_N
+    tile = tl.program_id(0)
+    if EARLY_START:
+        wait_for_earlier_kernels()
+    groups = tl.arange(0, MAX_GROUPS)
+    starts = tl.load(group_starts + groups, mask=groups < GROUPS, other=0)
+    ends = tl.load(group_starts + groups + 1, mask=groups < GROUPS, other=0)
+    tiles = tl.cdiv(ends - starts, BLOCK_M)
+    group = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
+    if group < GROUPS:
+        within = tile - tl.sum(tl.where(groups < group, tiles, 0), 0)
+        weight_size = (2 if SILU_MUL else 1) * N.to(tl.int64) * K
+        stream_tile(
+            x,
+            w + group * weight_size,
+            out,
+            tl.load(group_starts + group) + within * BLOCK_M,
+            tl.load(group_starts + group + 1),
+            tl.program_id(1) * COLUMNS,
+            N,
+            K,
+            0,
+            K,
+            BLOCK_N,
+            BLOCK_M,
+            BLOCK_K,
+            SILU_MUL,
+        )
 
 
 @triton.jit

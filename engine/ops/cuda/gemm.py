@@ -16,11 +16,16 @@ from .kernels import Blocks, Kernels
 Array = Any
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*")
-_CUDA_NAME = re.compile(r"decode_(8|16|32|64)")
-_CUDA_BLOCK_N, _CUDA_BLOCK_K, _CUDA_THREADS = 64, 128, 128
+_CUDA_TILE = "decode_8"
+_CUDA_BLOCK_N, _CUDA_ROWS, _CUDA_BLOCK_K, _CUDA_THREADS = 64, 8, 128, 128
 """As in cuda/gemm_decode.cu."""
 _SEGMENT_STEP = 128
 """Segments of K are multiples of this, which every tile's BLOCK_K divides."""
+
+
+_GROUPED_TILES = ("stream_64x16x128_s4_w4", "stream_128x128x64_s3_w8")
+_FEW_ROWS = 32
+"""As in triton_aot/variants.py; the first tile for as many rows a group on average."""
 
 
 class GemmTile(NamedTuple):
@@ -63,6 +68,18 @@ class Gemm:
         """bf16 out [M, N], weight [2 N, K]."""
         self._launch("silu_mul", x, weight, out, weight.shape[0] // 2, 1)
 
+    def linear_grouped(self, x: Array, weights: Array, group_starts: Array, out: Array) -> None:
+        """Rows group_starts[g] .. group_starts[g + 1] of x with weights[g]: x [M, K], weights
+        [G, N, K], group_starts int32 [G + 1] from 0 to M, bf16 out [M, N]. A row's bits are those
+        of `linear` with its weight."""
+        self._launch_grouped("bf16", x, weights, group_starts, out, weights.shape[1])
+
+    def linear_silu_mul_grouped(
+        self, x: Array, weights: Array, group_starts: Array, out: Array
+    ) -> None:
+        """The same of `linear_silu_mul`: weights [G, 2 N, K]."""
+        self._launch_grouped("silu_mul", x, weights, group_starts, out, weights.shape[1] // 2)
+
     def num_segments(self, n: int, k: int) -> int:
         """A constant of (architecture, N, K)."""
         rule = self._table["segments"]
@@ -103,6 +120,18 @@ class Gemm:
         segment = -(-k // segments // _SEGMENT_STEP) * _SEGMENT_STEP
         self.launch_tile(self._tile(form, n, k, m), x, weight, out, n, segment, segments)
 
+    def _launch_grouped(
+        self, form: str, x: Array, weights: Array, group_starts: Array, out: Array, n: int
+    ) -> None:
+        (m, k), groups = x.shape, weights.shape[0]
+        assert weights.shape[2] == k and out.shape == (m, n) and len(group_starts) == groups + 1
+        few, many = _GROUPED_TILES
+        tile = named_tile(form, few if m <= _FEW_ROWS * groups else many)
+        kernel = tile.kernel.replace("gemm.", "gemm_grouped.", 1)
+        assert k % tile.block_k == 0 and groups <= self._kernels.constant(kernel, "MAX_GROUPS")
+        grid = (m // tile.rows + groups, -(-n // tile.columns), 1)
+        self._kernels.launch(kernel, grid, 0, x, weights, out, group_starts, groups, n, k)
+
     def launch_tile(
         self,
         tile: GemmTile,
@@ -137,10 +166,9 @@ class Gemm:
 def named_tile(form: str, name: str) -> GemmTile:
     """The tile of a name, for tools that try tiles one by one."""
     gates = 2 if form == "silu_mul" else 1
-    if match := _CUDA_NAME.fullmatch(name):
-        columns, rows = _CUDA_BLOCK_N // gates, int(match[1])
-        kernel = f"gemm_decode_{form}_{rows}"
-        return GemmTile(kernel, False, columns, rows, _CUDA_BLOCK_K, _CUDA_THREADS)
+    if name == _CUDA_TILE:
+        columns, kernel = _CUDA_BLOCK_N // gates, f"gemm_decode_{form}"
+        return GemmTile(kernel, False, columns, _CUDA_ROWS, _CUDA_BLOCK_K, _CUDA_THREADS)
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"no GEMM tile is named {name!r}")
