@@ -26,7 +26,8 @@ def set_up_logging(level: int, form: Literal["text", "json"], process: str = "")
 class _TextFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         name = f"{process}: " if process else ""
-        super().__init__(f"%(asctime)s %(levelname)s {name}%(message)s")
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # a loading bar, which is drawn again
+        super().__init__(f"{clear}%(asctime)s %(levelname)s {name}%(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
