@@ -40,8 +40,8 @@ skip_special_tokens include_stop_str_in_output logprobs prompt_logprobs echo n b
 stream_options user allowed_token_ids bad_words response_format guided_json guided_regex
 structured_outputs return_token_ids priority cache_salt unknown_field"""
 _VALUES = r"""null true false 0 -1 1 2 128 129 1e5 1e308 -1e308 1e400 1.5 -0.0 NaN -Infinity
-Infinity "" "x" "\ud800" "\udc00\ud800" "\u0000" [] {} [[]] [{}] [null] [""] ["\ud83d"] [50] [-1] [1.5]
-[true] [1e30] {"a":1} {"1":1e400} {"1":"x"} {"-1":5} {"99999999999999999999":1}
+Infinity "" "x" "\ud800" "\udc00\ud800" "\u0000" [] {} [[]] [{}] [null] [""] ["\ud83d"] [50] [-1]
+[1.5] [true] [1e30] {"a":1} {"1":1e400} {"1":"x"} {"-1":5} {"99999999999999999999":1}
 {"type":"json_object"} {"include_usage":1} {"a":{"b":[]}}"""
 BIG_VALUES = (
     "9" * 400,
