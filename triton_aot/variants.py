@@ -179,6 +179,7 @@ def attention_prefill_variant(arch: str) -> Variant:
 
 def delta_rule_variants(arch: str) -> list[Variant]:
     """K = V = 128."""
+    large = MAX_SHARED[arch] >= 200 * KIB
     sequences = {"cu_seqlens": "*i32", "start_positions": "*i32"}
     acts = dict.fromkeys(("w", "u", "p"), "*bf16")
     fp32 = dict.fromkeys(("a", "t", "g", "beta", "q_scale", "k_scale"), "*fp32")
@@ -233,7 +234,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
             "QKV_SIZE": "i32",
         },
         constants={"K": 128, "V": 128},
-        num_warps=4,
+        num_warps=4 if large else 8,
         num_stages=1,
         aligned=frozenset({"qkv", "QKV_SIZE", "t_in", "w_out", "u_out"}),
     )
@@ -257,7 +258,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         },
         constants={"K": 128, "V": 128, "SLICE": 32},
         num_warps=4,
-        num_stages=3 if MAX_SHARED[arch] >= 200 * KIB else 2,
+        num_stages=3 if large else 2,
         aligned=frozenset({"qkv", "QKV_SIZE", "recurrent_state", "out"})
         | {f"{n}_in" for n in "wup"},
     )
