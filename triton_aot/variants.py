@@ -97,8 +97,8 @@ def gemm_variant(arch: str, form: str, tile: Tile, may_spill: bool) -> Variant:
         arguments |= {"out": f"*{out}", **sizes}
         constants |= {name: None for name, kind in maps.items() if kind is None}
         constants |= {"BLOCK_N": main, "EXTRA_N": extra, "GROUP_M": 8}
-        # with many rows the blocks of two kernels only get in each other's way
-        constants["EARLY_START"] = early_start and tile.block_m <= 64
+        # a block of it leaves no room for another kernel's: there is nothing to start early
+        constants["EARLY_START"] = False
     return Variant(
         name=f"gemm.{form}.{tile.name}",
         module="gemm",
