@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,6 +14,7 @@ from starlette.routing import Route
 from .access_log import RequestLog
 from .auth import ApiKeys
 from .completions import completions
+from .cors import Cors
 from .errors import ApiError, JsonResponse
 from .metrics import metrics
 from .openapi import openapi
@@ -31,15 +31,7 @@ def create_app(state: ServerState) -> Starlette:
     options = state.options
     middleware = [Middleware(RequestLog)]
     if options.cors_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=options.cors_origins,
-                allow_methods=("GET", "POST"),
-                allow_headers=("*",),
-                expose_headers=("X-Request-Id", "Retry-After"),
-            )
-        )
+        middleware.append(Middleware(Cors, origins=options.cors_origins))
     if options.api_keys:
         middleware.append(Middleware(ApiKeys, keys=options.api_keys))
     profiling = [

@@ -343,7 +343,7 @@ class HttpProtocol(asyncio.Protocol):
             self._timer = None
 
     def _too_late(self) -> None:
-        if self._in_head and not self._ended:
+        if self._in_head and not (self._ended or self._transport.is_closing()):
             self._refuse(ApiError(408, f"no whole head within {self._head_timeout:g} s"))
             self._answer_refusal()
         else:

@@ -121,6 +121,8 @@ def test_a_page_of_another_origin_may_not(guarded: ServerProcess) -> None:
     headers = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
     preflight = guarded.client.options("/v1/completions", headers=headers)
     assert "access-control-allow-origin" not in preflight.headers
+    assert preflight.status_code == 400
+    assert "origin" in preflight.json()["error"]["message"]
     response = guarded.client.get("/health", headers={"Origin": "https://other.example"})
     assert "access-control-allow-origin" not in response.headers
 
