@@ -1,31 +1,30 @@
-"""Answer: the admitted requests of one completion request, and their outputs as choices.
+"""Answer: the admitted requests of one HTTP request, and their outputs as chunks of its answer.
 
-Owns what each choice shows (echo, log-probabilities, token ids) and usage. Whether it goes out
-whole or as a stream is completions.py's.
+Owns what all endpoints share: taking outputs, usage, and the form of a chunk as something that
+`reply` can send whole or as a stream. What a choice looks like is CompletionAnswer's and
+ChatAnswer's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable
-from deltaserve.engine.output_processor import OutputProcessor, TextLogprob, TextOutput
+from deltaserve.engine.output_processor import OutputProcessor, TextOutput
 from deltaserve.engine.sequence import FinishReason, RequestOutput
 from deltaserve.engine.step_outputs import NO_TOKEN_LEFT
 from deltaserve.engine.tokenizer import Tokenizer
 
-from .echo import PromptEcho, finite, joined, vllm_prompt_logprobs
 from .errors import ApiError
-from .protocol import Choice, Completion, Logprobs, PromptTokensDetails, Usage
-
-MANY = 1024
-"""Log-probabilities that are put into words in a thread."""
+from .protocol import PromptTokensDetails, Usage
 
 
 @dataclass(frozen=True)
@@ -46,21 +45,44 @@ class ChoiceState:
     request: EngineRequest
     processor: OutputProcessor
     prompt_ids: list[int]
-    echo: PromptEcho | None
     num_cached_tokens: int = 0
     begun: bool = False
     """Whether what concerns the prompt has been shown."""
 
 
 @dataclass
-class Answer:
+class Answer(ABC):
     id: str
     model: str
     tokenizer: Tokenizer
     shown: Shown
     wake: asyncio.Event
     choices: list[ChoiceState]
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
+
+    def opening(self) -> list[msgspec.Struct]:
+        """Chunks of a stream before any output."""
+        return []
+
+    @abstractmethod
+    def shows(self, choice: ChoiceState, output: TextOutput) -> bool:
+        """Whether a chunk of this output may say anything."""
+
+    @abstractmethod
+    async def delta(self, choice: ChoiceState, output: TextOutput) -> msgspec.Struct | None:
+        """An output as a choice of a chunk; None where there is nothing to say after all."""
+
+    @abstractmethod
+    async def choice(self, choice: ChoiceState, outputs: Sequence[TextOutput]) -> msgspec.Struct:
+        """All outputs of a choice as one of a whole answer."""
+
+    @abstractmethod
+    def chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct:
+        """A part of a stream, with what `delta` gave."""
+
+    @abstractmethod
+    def whole(self, choices: list[Any], usage: Usage) -> msgspec.Struct:
+        """The answer, with what `choice` gave."""
 
     def close(self) -> None:
         for choice in self.choices:
@@ -87,66 +109,6 @@ class Answer:
                 yield choice, text
             running = [choice for choice in running if choice.processor.finish_reason is None]
 
-    def shows(self, choice: ChoiceState, output: TextOutput) -> bool:
-        """Whether a chunk of this output would say anything."""
-        if output.text or output.finish_reason:
-            return True
-        shown = self.shown
-        return bool(
-            (output.logprobs and shown.logprobs is not None)
-            or (output.token_ids and shown.token_ids)
-            or (not choice.begun and (choice.echo or shown.prompt_logprobs is not None))
-        )
-
-    async def choice(self, choice: ChoiceState, outputs: Sequence[TextOutput]) -> Choice:
-        """Outputs of a choice as one; the first time with what was asked for of the prompt."""
-        if not choice.begun and sum(len(output.prompt_logprobs) for output in outputs) > MANY:
-            return await asyncio.to_thread(self._choice, choice, outputs)
-        return self._choice(choice, outputs)
-
-    def _choice(self, choice: ChoiceState, outputs: Sequence[TextOutput]) -> Choice:
-        last, shown = outputs[-1], self.shown
-        result = Choice(
-            index=choice.index,
-            text="".join([output.text for output in outputs]),
-            logprobs=None,
-            finish_reason=last.finish_reason.value if last.finish_reason else None,
-            stop_reason=last.stop_reason,
-        )
-        if shown.logprobs is not None:
-            entries = [entry for output in outputs for entry in output.logprobs]
-            result.logprobs = _logprobs(entries) if entries else None
-        if shown.token_ids:
-            result.token_ids = [id_ for output in outputs for id_ in output.token_ids]
-        if choice.echo is not None or not choice.begun:
-            self._add_prompt(result, choice, outputs)
-            choice.begun = True
-        return result
-
-    def _add_prompt(
-        self, result: Choice, choice: ChoiceState, outputs: Sequence[TextOutput]
-    ) -> None:
-        """What was asked for of the prompt; of later chunks, the offsets behind an echo."""
-        shown, echo = self.shown, choice.echo
-        entries = tuple(entry for output in outputs for entry in output.prompt_logprobs)
-        if echo is not None and shown.logprobs is not None:
-            nothing = Logprobs([], [], [], [])
-            before = nothing if choice.begun else echo.logprobs(entries, shown.logprobs)
-            result.logprobs = joined(before, result.logprobs or nothing, len(echo.text))
-        if choice.begun:
-            return
-        if echo is not None:
-            result.text = echo.text + result.text
-        if shown.token_ids:
-            result.prompt_token_ids = choice.prompt_ids
-        if shown.prompt_logprobs is not None:
-            result.prompt_logprobs = vllm_prompt_logprobs(
-                self.tokenizer, choice.prompt_ids, entries, shown.prompt_logprobs
-            )
-
-    def chunk(self, choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> Completion:
-        return Completion(self.id, self.created, self.model, choices, usage)
-
     def usage(self) -> Usage:
         """So far. A prompt counts once, whatever n."""
         firsts = [choice for choice in self.choices if choice.first_of_prompt]
@@ -168,19 +130,3 @@ def _take(request: EngineRequest) -> RequestOutput | None:
         return request.take()
     except EngineUnavailable as error:
         raise ApiError(503, str(error)) from None
-
-
-def _logprobs(items: Sequence[TextLogprob]) -> Logprobs:
-    """The chosen token is among the alternatives of its position, whatever its rank."""
-    tops: list[dict[str, float] | None] = []
-    for item in items:
-        top: dict[str, float] = {}
-        for token, value in (*item.top, (item.token, item.logprob)):
-            top.setdefault(token, finite(value))
-        tops.append(top)
-    return Logprobs(
-        tokens=[item.token for item in items],
-        token_logprobs=[finite(item.logprob) for item in items],
-        top_logprobs=tops,
-        text_offset=[item.text_offset for item in items],
-    )

@@ -7,6 +7,7 @@ model (context, vocabulary, served names) in prompts.py and completions.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -50,15 +51,15 @@ NO_EFFECT = frozenset(
     {"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
 )
 
-_INT32 = 2**31 - 1
+INT32 = 2**31 - 1
 
 
-def _says(**schema: Any) -> Meta:
+def says(**schema: Any) -> Meta:
     """Published, not enforced: what enforces it has the better message."""
     return Meta(extra_json_schema=schema)
 
 
-_TokenId = Annotated[int, _says(minimum=0, maximum=_INT32)]
+_TokenId = Annotated[int, says(minimum=0, maximum=INT32)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,73 +67,78 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class CompletionBody(msgspec.Struct, kw_only=True):
-    """The fields of a request to /v1/completions. Null means absent."""
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What /v1/completions and /v1/chat/completions have in common. Null means absent."""
 
     model: str
-    prompt: Raw
-    max_tokens: Annotated[int, _says(minimum=0, maximum=_INT32, default=16)] | None = None
-    min_tokens: Annotated[int, _says(minimum=0, maximum=_INT32)] | None = None
-    temperature: Annotated[float, _says(minimum=0, maximum=100)] | None = None
-    top_p: Annotated[float, _says(exclusiveMinimum=0, maximum=1)] | None = None
-    top_k: Annotated[int, _says(minimum=-1, maximum=_INT32)] | None = None
-    min_p: Annotated[float, _says(minimum=0, maximum=1)] | None = None
-    presence_penalty: Annotated[float, _says(minimum=-2, maximum=2)] | None = None
-    frequency_penalty: Annotated[float, _says(minimum=-2, maximum=2)] | None = None
-    repetition_penalty: Annotated[float, _says(minimum=0.01, maximum=100)] | None = None
+    min_tokens: Annotated[int, says(minimum=0, maximum=INT32)] | None = None
+    temperature: Annotated[float, says(minimum=0, maximum=100)] | None = None
+    top_p: Annotated[float, says(exclusiveMinimum=0, maximum=1)] | None = None
+    top_k: Annotated[int, says(minimum=-1, maximum=INT32)] | None = None
+    min_p: Annotated[float, says(minimum=0, maximum=1)] | None = None
+    presence_penalty: Annotated[float, says(minimum=-2, maximum=2)] | None = None
+    frequency_penalty: Annotated[float, says(minimum=-2, maximum=2)] | None = None
+    repetition_penalty: Annotated[float, says(minimum=0.01, maximum=100)] | None = None
     logit_bias: (
         Annotated[
-            dict[int, Annotated[float, _says(minimum=-100, maximum=100)]],
-            _says(maxProperties=MAX_LOGIT_BIAS, propertyNames={"pattern": "^(0|[1-9][0-9]*)$"}),
+            dict[int, Annotated[float, says(minimum=-100, maximum=100)]],
+            says(maxProperties=MAX_LOGIT_BIAS, propertyNames={"pattern": "^(0|[1-9][0-9]*)$"}),
         ]
         | None
     ) = None
-    seed: Annotated[int, _says(minimum=-(2**63), maximum=2**64 - 1)] | None = None
+    seed: Annotated[int, says(minimum=-(2**63), maximum=2**64 - 1)] | None = None
     stop: (
-        Annotated[str, _says(minLength=1, maxLength=MAX_STOP_CHARS)]
+        Annotated[str, says(minLength=1, maxLength=MAX_STOP_CHARS)]
         | Annotated[
-            list[Annotated[str, _says(minLength=1, maxLength=MAX_STOP_CHARS)]],
-            _says(maxItems=MAX_STOP_STRINGS),
+            list[Annotated[str, says(minLength=1, maxLength=MAX_STOP_CHARS)]],
+            says(maxItems=MAX_STOP_STRINGS),
         ]
         | None
     ) = None
-    stop_token_ids: Annotated[list[_TokenId], _says(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: Annotated[list[_TokenId], says(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: (
-        Annotated[list[_TokenId], _says(minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS)] | None
+        Annotated[list[_TokenId], says(minItems=1, maxItems=MAX_ALLOWED_TOKEN_IDS)] | None
     ) = None
     bad_words: (
         Annotated[
-            list[Annotated[str, _says(minLength=1, maxLength=MAX_WORD_CHARS)]],
-            _says(maxItems=MAX_WORDS),
+            list[Annotated[str, says(minLength=1, maxLength=MAX_WORD_CHARS)]],
+            says(maxItems=MAX_WORDS),
         ]
         | None
     ) = None
-    logprobs: Annotated[int, _says(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    prompt_logprobs: Annotated[int, _says(minimum=0, maximum=MAX_LOGPROBS)] | None = None
-    echo: bool | None = None
-    n: Annotated[int, _says(minimum=1, maximum=MAX_N)] | None = None
-    best_of: Annotated[int, _says(minimum=1, maximum=MAX_N)] | None = None
+    prompt_logprobs: Annotated[int, says(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    n: Annotated[int, says(minimum=1, maximum=MAX_N)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, _says(minimum=-(2**31), maximum=_INT32)] | None = None
-    cache_salt: Annotated[str, _says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)] | None = None
+    priority: Annotated[int, says(minimum=-(2**31), maximum=INT32)] | None = None
+    cache_salt: Annotated[str, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)] | None = None
     user: Any = None
     metadata: Any = None
     store: Any = None
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    suffix: Any = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    """The fields of a request to /v1/completions."""
+
+    prompt: Raw
+    max_tokens: Annotated[int, says(minimum=0, maximum=INT32, default=16)] | None = None
+    logprobs: Annotated[int, says(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, says(minimum=1, maximum=MAX_N)] | None = None
+    suffix: Any = None
 
 
 HONOURED = frozenset(CompletionBody.__struct_fields__) - NO_EFFECT - frozenset(REFUSED)
@@ -203,21 +209,26 @@ def parse_completion(body: bytes) -> CompletionBody:
     """Field types and refused fields; prompts and parameters are read from the result. Raises
     ApiError 400 that names the field."""
     fields = _parser.parse(body)
-    for name, neutral in REFUSED.items():
+    check_fields(fields, REFUSED)
+    return fields
+
+
+def check_fields(fields: SamplingFields, refused: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises ApiError 400 for a refused field that asks for something."""
+    for name, neutral in refused.items():
         value = getattr(fields, name)
         if value is not None and value not in neutral:
             raise invalid(name, f"{name}: not supported by this server")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "stream_options: only allowed with stream: true")
-    return fields
 
 
-def num_choices(fields: CompletionBody, num_prompts: int) -> int:
+def num_choices(fields: SamplingFields, num_prompts: int) -> int:
     """n. Raises ApiError 400, also for a best_of that would choose among more."""
     n = 1 if fields.n is None else fields.n
     if not 1 <= n <= MAX_N:
         raise invalid("n", f"n: must be between 1 and {MAX_N}, got {n}")
-    if fields.best_of is not None and fields.best_of != n:
+    if isinstance(fields, CompletionBody) and fields.best_of not in (None, n):
         raise invalid("best_of", f"best_of: must equal n, which is {n}")
     if n * num_prompts > MAX_CHOICES:
         raise invalid("n", f"n: {num_prompts} prompts of {n} choices, at most {MAX_CHOICES} in all")
@@ -229,14 +240,18 @@ def completion_schemas(ref_template: str = "#/components/schemas/{name}") -> dic
     _, schemas = msgspec.json.schema_components(
         (CompletionBody, Completion), ref_template=ref_template
     )
-    properties = schemas["CompletionBody"]["properties"]
-    schemas["CompletionBody"]["additionalProperties"] = False
-    properties["prompt"] = PROMPT_SCHEMA
-    for name, neutral in REFUSED.items():
-        properties[name] = {"enum": [*neutral, None], "description": "not supported"}
-    for name in NO_EFFECT:
-        properties[name] = {"description": "accepted, no effect"}
+    describe_fields(schemas["CompletionBody"], REFUSED)
+    schemas["CompletionBody"]["properties"]["prompt"] = PROMPT_SCHEMA
     return schemas
+
+
+def describe_fields(schema: dict[str, Any], refused: Mapping[str, tuple[Any, ...]]) -> None:
+    """What the types alone do not say, in the schema of a body."""
+    schema["additionalProperties"] = False
+    for name, neutral in refused.items():
+        schema["properties"][name] = {"enum": [*neutral, None], "description": "not supported"}
+    for name in NO_EFFECT:
+        schema["properties"][name] = {"description": "accepted, no effect"}
 
 
 _IDS_SCHEMA = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}

@@ -15,13 +15,12 @@ from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.tokenizer import Tokenizer
 
 from .json_body import invalid
-from .protocol import MAX_STOP_CHARS, MAX_WORD_CHARS, MAX_WORDS, CompletionBody
+from .protocol import MAX_STOP_CHARS, MAX_WORD_CHARS, MAX_WORDS, CompletionBody, SamplingFields
 
 MANY_IDS = 4096
 
 # As SamplingParams has them.
 _SAME = (
-    "max_tokens",
     "min_tokens",
     "temperature",
     "top_p",
@@ -31,8 +30,6 @@ _SAME = (
     "frequency_penalty",
     "repetition_penalty",
     "seed",
-    "logprobs",
-    "prompt_logprobs",
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
@@ -42,14 +39,27 @@ _SAME = (
 _TUPLES = ("stop_token_ids", "allowed_token_ids")
 
 
-async def sampling_params(
+async def completion_params(
     fields: CompletionBody, defaults: Mapping[str, Any], tokenizer: Tokenizer, vocab_limit: int
 ) -> SamplingParams:
     """Raises ApiError 400 that names the field. `defaults`: SamplingParams' fields by name."""
+    own = {
+        "max_tokens": fields.max_tokens,
+        "logprobs": fields.logprobs,
+        "prompt_logprobs": _echo_logprobs(fields) if fields.echo else fields.prompt_logprobs,
+    }
+    return await sampling_params(fields, {**defaults, **_given(own)}, tokenizer, vocab_limit)
+
+
+async def sampling_params(
+    fields: SamplingFields, chosen: Mapping[str, Any], tokenizer: Tokenizer, vocab_limit: int
+) -> SamplingParams:
+    """`chosen`: SamplingParams' fields that are not the same in all bodies, and defaults. Raises
+    ApiError 400 that names the field."""
     ids = fields.allowed_token_ids or ()
     if len(ids) > MANY_IDS or fields.bad_words:
-        return await asyncio.to_thread(_build, fields, defaults, tokenizer, vocab_limit)
-    return _build(fields, defaults, tokenizer, vocab_limit)
+        return await asyncio.to_thread(_build, fields, chosen, tokenizer, vocab_limit)
+    return _build(fields, chosen, tokenizer, vocab_limit)
 
 
 def of_choice(params: SamplingParams, number: int) -> SamplingParams:
@@ -61,13 +71,9 @@ def of_choice(params: SamplingParams, number: int) -> SamplingParams:
 
 
 def _build(
-    fields: CompletionBody, defaults: Mapping[str, Any], tokenizer: Tokenizer, vocab_limit: int
+    fields: SamplingFields, given: Mapping[str, Any], tokenizer: Tokenizer, vocab_limit: int
 ) -> SamplingParams:
-    chosen = dict(defaults)
-    for name in _SAME:
-        value = getattr(fields, name)
-        if value is not None:
-            chosen[name] = value
+    chosen = {**given, **_given({name: getattr(fields, name) for name in _SAME})}
     for name in _TUPLES:
         value = getattr(fields, name)
         if value is not None:
@@ -78,17 +84,19 @@ def _build(
     try:
         if fields.bad_words:
             chosen["bad_words"] = _bad_words(fields.bad_words, tokenizer)
-        if fields.echo:
-            chosen["prompt_logprobs"] = _echo_logprobs(fields)
         params = SamplingParams(**chosen)
         params.check_token_ids(vocab_limit)
     except ValueError as error:
         message = str(error)
         name = message.partition(":")[0]
-        if name not in CompletionBody.__struct_fields__:  # a number too long to be shown
+        if name not in fields.__struct_fields__:  # a number too long to be shown
             name, message = _too_long(chosen)
         raise invalid(name, message) from None
     return params
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _echo_logprobs(fields: CompletionBody) -> int | None:

@@ -16,7 +16,8 @@ from msgspec import Raw
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .errors import ApiError, JsonResponse
+from .admission import require_model, require_ready
+from .errors import JsonResponse
 from .json_body import BodyParser, invalid
 from .prompts import encode_until, read_ids, read_text
 from .request_body import read_json_body
@@ -78,14 +79,16 @@ async def tokenize(request: Request) -> Response:
     """A text longer than the context is counted all the same."""
     state = _ready(request)
     fields = _tokenize_parser.parse(await read_json_body(request, state.max_body_bytes))
-    _check_model(state, fields.model)
+    if fields.model is not None:
+        require_model(state, fields.model)
     return await until_disconnect(request.receive, _tokenize(state, fields))
 
 
 async def detokenize(request: Request) -> Response:
     state = _ready(request)
     fields = _detokenize_parser.parse(await read_json_body(request, state.max_body_bytes))
-    _check_model(state, fields.model)
+    if fields.model is not None:
+        require_model(state, fields.model)
     return await until_disconnect(request.receive, _detokenize(state, fields))
 
 
@@ -112,14 +115,8 @@ def read_tokenizer_info(directory: Path) -> dict[str, Any]:
 
 def _ready(request: Request) -> ServerState:
     state: ServerState = request.app.state.server
-    if state.unavailable is not None:
-        raise ApiError(503, state.unavailable, headers={"Retry-After": "1"})
+    require_ready(state)
     return state
-
-
-def _check_model(state: ServerState, name: str | None) -> None:
-    if name is not None and name not in state.served_names:
-        raise ApiError(404, f"the model {name[:100]!r} does not exist", "model", "model_not_found")
 
 
 async def _tokenize(state: ServerState, fields: TokenizeBody) -> Response:

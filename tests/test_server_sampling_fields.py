@@ -15,7 +15,7 @@ from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.tokenizer import Tokenizer
 from deltaserve.server.errors import ApiError
 from deltaserve.server.protocol import completion_schemas, num_choices, parse_completion
-from deltaserve.server.sampling_fields import of_choice, sampling_params
+from deltaserve.server.sampling_fields import completion_params, of_choice
 
 from .tiny_checkpoint import NUM_TOKENS, write_tokenizer
 
@@ -34,7 +34,7 @@ def params(
 ) -> SamplingParams:
     body = parse_completion(json.dumps({"model": "m", "prompt": "p", **fields}).encode())
     num_choices(body, 1)
-    return asyncio.run(sampling_params(body, defaults or {}, tokenizer, NUM_TOKENS))
+    return asyncio.run(completion_params(body, defaults or {}, tokenizer, NUM_TOKENS))
 
 
 def test_nothing_said_is_sampling_params_own_defaults(tokenizer: Tokenizer) -> None:
@@ -191,7 +191,7 @@ def test_the_published_sizes_are_the_enforced_ones(
 def test_an_absurd_number_is_named(tokenizer: Tokenizer, digits: int) -> None:
     body = b'{"model":"m","prompt":"p","seed":' + b"9" * digits + b"}"
     with pytest.raises(ApiError) as caught:
-        asyncio.run(sampling_params(parse_completion(body), {}, tokenizer, NUM_TOKENS))
+        asyncio.run(completion_params(parse_completion(body), {}, tokenizer, NUM_TOKENS))
     assert caught.value.param == "seed"
 
 
