@@ -6,7 +6,6 @@ anything that they still read. cuda/include/common.cuh has the same for CUDA C++
 """
 
 import triton
-import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
