@@ -25,7 +25,8 @@
 // item needs besides (its row, its query) is loaded while the item before it is worked on.
 //
 // attention_combine_kernel, grid (NQ, B), 64 threads: adds the splits in order.
-// Formula: spec section 3.4. Check and time: tools/gpu_check.py --only attention_decode
+// Formula: spec section 3.4. Check: tools/gpu_check.py --only attention_decode.
+// Time: tools/bench_ops.py
 #include "async_copy.cuh"
 #include "decode_splits.cuh"
 #include "tensor_core.cuh"

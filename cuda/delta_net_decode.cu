@@ -16,7 +16,8 @@
 // them. The state of a head stays in registers: warp w holds rows 16 w .. 16 w + 15 of S, a lane 4
 // columns of each; sums over rows go through shared memory in the order of the warps.
 // A row whose slot is below 0 is padding and is left alone.
-// Formula: spec sections 3.5 and 4.1. Check and time: tools/gpu_check.py --only delta_decode
+// Formula: spec sections 3.5 and 4.1. Check: tools/gpu_check.py --only delta_decode.
+// Time: tools/bench_ops.py
 #include "delta_net.cuh"
 
 constexpr int WARPS = 8;

@@ -2,7 +2,7 @@
 //
 // indices int32 [rows], table bf16 [*, H], out bf16 [rows, H]; H a multiple of 8. An index below 0
 // is a padding row: zeros are written. Grid (rows), any block.
-// Check and time: tools/gpu_check.py --only embedding
+// Check: tools/gpu_check.py --only embedding. Time: tools/bench_ops.py
 #include "common.cuh"
 
 extern "C" __global__ void take_rows_kernel(const int* __restrict__ indices,

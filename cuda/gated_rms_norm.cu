@@ -4,7 +4,7 @@
 // x, out act [T, HV * 128], out may be x; z: columns C .. C + HV * 128 of qkvzba (see
 // delta_net.cuh); weight fp32 [128], plain. One warp a (token, head), 4 dims a lane; grid
 // (ceil(HV / warps), T).
-// Formula: spec section 3.0. Check and time: tools/gpu_check.py --only gated_norm
+// Formula: spec section 3.0. Check: tools/gpu_check.py --only gated_norm. Time: tools/bench_ops.py
 #include "delta_net.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) gated_rms_norm_kernel(

@@ -9,7 +9,7 @@
 //
 // A slot below 0 is a padding row: nothing is written to the cache. One warp a (token, head), 8
 // dims a lane; grid (ceil((NQ + 2 NKV) / warps), T). Formula: spec sections 1.3 and 3.4.
-// Check and time: tools/gpu_check.py --only rope
+// Check: tools/gpu_check.py --only rope. Time: tools/bench_ops.py
 #include "common.cuh"
 
 constexpr int D = 256;

@@ -6,7 +6,7 @@
 // inside. One block a row, one thread for 8 columns: blockDim.x = H / 8 rounded up to whole warps.
 // All time is latency: weights come in before earlier kernels end, everything else is asked for at
 // once.
-// Formula: spec section 3.0. Check and time: tools/gpu_check.py --only norm
+// Formula: spec section 3.0. Check: tools/gpu_check.py --only norm. Time: tools/bench_ops.py
 #include "common.cuh"
 
 constexpr int COLUMNS = 8;

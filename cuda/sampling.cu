@@ -10,7 +10,7 @@
 // row below 0 is padding. Parameters by slot. group_keys [B, GROUPS]. Rows without features
 // (null: none has any) and without a mask (the same) read nothing but their logits.
 // sample_kernel has 64 registers a thread, so loops whose speed does not matter are not unrolled.
-// Check and time: tools/gpu_check.py --only sample
+// Check: tools/gpu_check.py --only sample. Time: tools/bench_ops.py
 #include "candidates.cuh"
 #include "logit_adjustments.cuh"
 

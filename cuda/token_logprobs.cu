@@ -11,7 +11,7 @@
 //
 // logits [N, vocab]; ids from `limit` on do not count. A row that is not finite gets rank -1 and
 // nothing else. out_top_* [N, MAX_TOP] are left as they are when num_top is 0.
-// Check and time: tools/gpu_check.py --only token_logprobs
+// Check: tools/gpu_check.py --only token_logprobs. Time: tools/bench_ops.py
 #include "sampling.cuh"
 
 constexpr int THREADS = 1024;

@@ -26,6 +26,9 @@ from tools.model_shapes import SIZES, hf_text_config
 LARGE_M = 8192  # stands for the last bucket
 DECODE_M = 256
 SEGMENT_STEP = 128
+MAX_SEGMENTS = 4
+CUDA_TILE = "decode_8"
+SETTLE = 20e3
 EPS = 1e-6
 
 
@@ -51,11 +54,13 @@ class Tuner:
         self._cupy, self._kernels, self._arrays = cupy, kernels, arrays
         self._gemm = Gemm(kernels)
         self._weights: dict[tuple[int, int], list[Any]] = {}
+        self._settle = 0.0
         self.measured: list[dict[str, Any]] = []
 
     def tiles(self, form: str) -> list[str]:
         prefix = f"gemm.{form}."
-        return [n.removeprefix(prefix) for n in self._kernels.names() if n.startswith(prefix)]
+        triton = [n.removeprefix(prefix) for n in self._kernels.names() if n.startswith(prefix)]
+        return [CUDA_TILE, *triton]
 
     def rotated(self, rows: int, k: int) -> list[Any]:
         """Weights [rows, k], more of them than the cache holds; those of one shape at a time."""
@@ -65,6 +70,7 @@ class Tuner:
             self._weights[rows, k] = [
                 self._arrays.filled(rows, k, scale=k**-0.5) for _ in range(count)
             ]
+            self._settle = SETTLE
         return self._weights[rows, k]
 
     def time(self, form: str, name: str, m: int, n: int, k: int, segments: int = 1) -> float:
@@ -85,7 +91,9 @@ class Tuner:
             functools.partial(gemm.launch_tile, tile, x, w, out, n, segment, segments)
             for w in weights
         ]
-        us = graph_microseconds(self._cupy, launches * max(1, 8 // len(weights)), 1000.0)
+        launches *= max(1, 8 // len(weights))
+        us = graph_microseconds(self._cupy, launches, 1000.0, self._settle)
+        self._settle = 0.0
         self.measured.append(
             {"form": form, "tile": name, "M": m, "N": n, "K": k, "segments": segments, "us": us}
         )
@@ -114,7 +122,7 @@ class Tuner:
 
     def best_segments(self, n: int, k: int) -> int:
         totals = {}
-        for segments in (1, 2, 4):
+        for segments in range(1, MAX_SEGMENTS + 1):
             total = 0.0
             for m in (8, 64):
                 gemm = min(self.time("fp32", t, m, n, k, segments) for t in self.tiles("fp32"))

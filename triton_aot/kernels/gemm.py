@@ -20,7 +20,8 @@ in the segments.
 SILU_MUL: out = silu(x gate^T) * (x up^T); both products, the silu and the result are rounded to act
 (spec section 3.3). K and SEGMENT are multiples of BLOCK_K; M and N are free.
 
-Check: tests/test_triton_gemm.py (interpreter), tools/gpu_check.py --only gemm. Time: the same.
+Check: tests/test_triton_gemm.py (interpreter), tools/gpu_check.py --only gemm invariance.
+Time: tools/bench_ops.py --only linear.
 """
 
 import triton
