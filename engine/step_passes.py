@@ -11,6 +11,8 @@ runs later in stream order:
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -29,6 +31,8 @@ from .forward_batch import (
 )
 from .sampler import Sampler
 from .scheduled_batch import ScheduledBatch, ScheduledDecode
+
+logger = logging.getLogger(__name__)
 
 Array = Any
 Work = Callable[[], None]
@@ -110,6 +114,7 @@ class GraphPasses(StepPasses):
         inputs.fill(self._decode_inputs, decode_columns((), max_rows))
         inputs.fill(self._sample_inputs, np.full((4, max_rows), -1, np.int32))
         inputs.flush()
+        began, free = time.perf_counter(), device.mem_info()[0]
         for rows in reversed(self._buckets):
             ids, positions, slots = (column[:rows] for column in self._decode_inputs)
             decodes = DecodeBatch(ids, positions, slots, slot_mapping[:rows])
@@ -118,6 +123,12 @@ class GraphPasses(StepPasses):
             self._decode_graphs[rows] = device.capture(partial(decode, decodes))
             sample(sampled)
             self._sample_graphs[rows] = device.capture(partial(sample, sampled))
+        logger.info(
+            "graphs of %d numbers of rows: %.2f s, %.0f MiB with their kernels",
+            len(self._buckets),
+            time.perf_counter() - began,
+            (free - device.mem_info()[0]) / 2**20,
+        )
 
     def decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
         max_rows = self._decode_inputs.shape[1]
