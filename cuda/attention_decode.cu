@@ -1,6 +1,5 @@
-// Paged attention of one query row a sequence, in splits of the context, then their combination.
-//
-//     out = softmax(q k^T / 16) v  >act  * (sigmoid(gate) >act)  >act
+// Paged attention of one query row a sequence, in splits of the context: softmax(q k^T / 16) v of each
+// split, which attention_combine.cu makes into the rows' results.
 //
 //     q act [B, NQ, 256]; query head j reads KV head j / (NQ / NKV), at most 8 query heads each
 //     k_cache, v_cache act [blocks, NKV, block_size, 256]; block_size a multiple of 16
@@ -24,7 +23,6 @@
 // with the quarter of what comes next: K, V, K of the next group, ..., across work items. What an
 // item needs besides (its row, its query) is loaded while the item before it is worked on.
 //
-// attention_combine_kernel, grid (NQ, B), 64 threads: adds the splits in order.
 // Formula: spec section 3.4. Check: tools/gpu_check.py --only attention_decode.
 // Time: tools/bench_ops.py
 #include "async_copy.cuh"
@@ -309,48 +307,4 @@ extern "C" __global__ void __launch_bounds__(128, 3) attention_decode_kernel(
         item = next;
         index += step;
     }
-}
-
-// A thread a split for the weights, then 4 dims a thread.
-extern "C" __global__ void __launch_bounds__(64) attention_combine_kernel(
-    const float* __restrict__ partial_out, const float* __restrict__ partial_stats,
-    const int* __restrict__ first_items, const bf16* __restrict__ qgkv, bf16* __restrict__ out,
-    int NQ, int NKV) {
-    wait_for_earlier_kernels();
-    __shared__ float factors[MAX_SPLITS], sums[MAX_SPLITS], warp_largest[2];
-    const int head = blockIdx.x, row = blockIdx.y, i = threadIdx.x, dim = threadIdx.x * 4;
-    const int begin = first_items[row], splits = first_items[row + 1] - begin;
-    float gate[4];
-    const long long gate_head = static_cast<long long>(row) * (2 * NQ + 2 * NKV) + NQ + head;
-    load_floats(qgkv + gate_head * D + dim, gate);
-    const long long first = static_cast<long long>(begin) * NQ + head;
-    float2 stat = make_float2(-INF, 0.0f);
-    if (i < splits) {
-        stat = *reinterpret_cast<const float2*>(
-            partial_stats + (first + static_cast<long long>(i) * NQ) * 2);
-    }
-    const float largest_of_warp = warp_max(stat.x);
-    if (i % WARP == 0) warp_largest[i / WARP] = largest_of_warp;
-    __syncthreads();
-    factors[i] = i < splits ? exp2f(stat.x - fmaxf(warp_largest[0], warp_largest[1])) : 0.0f;
-    sums[i] = stat.y * factors[i];
-    __syncthreads();
-    float values[4] = {}, total = 0.0f;
-#pragma unroll 8
-    for (int split = 0; split < splits; ++split) {
-        const float4 part = *reinterpret_cast<const float4*>(
-            partial_out + (first + static_cast<long long>(split) * NQ) * D + dim);
-        const float factor = factors[split];
-        total += sums[split];
-        values[0] = fmaf(part.x, factor, values[0]);
-        values[1] = fmaf(part.y, factor, values[1]);
-        values[2] = fmaf(part.z, factor, values[2]);
-        values[3] = fmaf(part.w, factor, values[3]);
-    }
-#pragma unroll
-    for (int d = 0; d < 4; ++d) {
-        const float attended = splits > 0 ? round_act(values[d] / total) : 0.0f;
-        values[d] = attended * round_act(sigmoid(gate[d]));
-    }
-    store_act(values, out + (static_cast<long long>(row) * NQ + head) * D + dim);
 }

@@ -1,5 +1,5 @@
-"""Full attention: cuda/qk_norm_rope_write.cu, cuda/attention_decode.cu, cuda/prepare_decode.cu and
-triton_aot/kernels/attention_prefill.py."""
+"""Full attention: cuda/qk_norm_rope_write.cu, cuda/attention_decode.cu, cuda/attention_combine.cu,
+cuda/prepare_decode.cu and triton_aot/kernels/attention_prefill.py."""
 
 from __future__ import annotations
 
