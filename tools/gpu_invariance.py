@@ -18,52 +18,65 @@ NQ, NKV, HK, HV = 16, 4, 16, 32
 CHANNELS = (2 * HK + HV) * HEAD
 LENGTH = 1100
 CUTS = ([0, 64, 1100], [0, 576, 640, 1088, 1100], [0, 1024, 1100])
-TABLE_SLOT, OTHER_SLOT = 0, 1
+COMPANY = (1, 12, 0)
+"""Other prompts beside the first piece of each of CUTS: few, and enough to fill the card."""
+OTHER_LENGTH = 100
+SNAPSHOTS = {64: 13, 576: 14, 1024: 15}
+"""Positions and slots; the prompt has slot 0, those beside it the next ones."""
 
 Counts = Iterator[tuple[str, int]]
 
 
 def prompt_cuts(ops: CudaOps, a: Arrays) -> Counts:
-    """Attention, convolution and delta rule of one prompt: whole, against in chunks, the first of
-    which runs beside another sequence."""
-    k, v, tables = paged_cache(a, [LENGTH, 200], [TABLE_SLOT, OTHER_SLOT], NKV)
-    q, qgkv = a.act(LENGTH + 200, NQ, D), a.act(LENGTH + 200, (2 * NQ + 2 * NKV) * D)
-    qkvzba = a.act(LENGTH + 200, CHANNELS + HV * (HEAD + 2))
+    """Attention, convolution and delta rule of one prompt: whole, against in pieces, the first of
+    which runs beside other prompts; and the whole prompt's snapshots against the states of the
+    pieces that end there."""
+    slots = list(range(1 + max(COMPANY)))
+    tokens = LENGTH + max(COMPANY) * OTHER_LENGTH
+    k, v, tables = paged_cache(a, [LENGTH, *[OTHER_LENGTH] * max(COMPANY)], slots, NKV)
+    q, qgkv = a.act(tokens, NQ, D), a.act(tokens, (2 * NQ + 2 * NKV) * D)
+    qkvzba = a.act(tokens, CHANNELS + HV * (HEAD + 2))
     conv_weight, a_log, dt_bias = a.act(CHANNELS, 4), a.fp32(HV), a.fp32(HV)
 
-    def run(spans: list[tuple[int, int]], first: int, states: tuple[Any, Any]) -> list[Any]:
-        """Results of the first sequence's tokens, which are rows `first` and on."""
-        batch = on_device(a, prefill_batch(spans, [TABLE_SLOT, OTHER_SLOT][: len(spans)]))
-        rows = slice(first, first + batch.num_tokens)
+    def run(piece: tuple[int, int], others: int, states: list[Any], snapshots: Any) -> list[Any]:
+        """Results of the prompt's tokens. The other prompts' rows follow: those of the longest
+        prompt, whatever they hold."""
+        spans = [piece, *[(0, OTHER_LENGTH)] * others]
+        pairs = [snapshots, *[[]] * others]
+        batch = on_device(a, prefill_batch(spans, slots[: len(spans)], snapshots=pairs))
+        rows = slice(piece[0], piece[0] + batch.num_tokens)
         attended = a.poisoned(batch.num_tokens, NQ * D)
         ops.attention_prefill(q[rows], qgkv[rows], k, v, tables, batch, attended)
         qkv, out = a.poisoned(batch.num_tokens, CHANNELS), a.poisoned(batch.num_tokens, HV * HEAD)
         conv_state, state = states
         ops.causal_conv1d(qkvzba[rows], conv_weight, batch, conv_state, qkv)
         ops.delta_rule_prefill(qkv, qkvzba[rows], a_log, dt_bias, batch, state, out)
-        own = spans[0][1] - spans[0][0]
+        own = piece[1] - piece[0]
         return [attended[:own], qkv[:own], out[:own]]
 
-    def fresh() -> tuple[Any, Any]:
-        return a.act(2, 4, CHANNELS), a.fp32(2, HV, HEAD, HEAD)
+    def fresh() -> list[Any]:
+        size = 1 + max(SNAPSHOTS.values())
+        return [a.act(size, 4, CHANNELS), a.fp32(size, HV, HEAD, HEAD)]
 
     states = fresh()
-    whole = run([(0, LENGTH)], 0, states)
-    for cuts in CUTS:
+    whole = run((0, LENGTH), 0, states, list(SNAPSHOTS.items()))
+    for cuts, company in zip(CUTS, COMPANY, strict=True):
         own_states = fresh()
-        counts = np.zeros(3, int)
+        counts = np.zeros(4, int)
         for begin, end in itertools.pairwise(cuts):
-            # the other sequence's rows follow: those of the longest prompt, whatever they hold
-            spans = [(begin, end), (0, 100)] if begin == 0 else [(begin, end)]
-            parts = run(spans, begin, own_states)
-            counts += [
+            parts = run((begin, end), company if begin == 0 else 0, own_states, [])
+            counts[:3] += [
                 differing_rows(part, wanted[begin:end])
                 for part, wanted in zip(parts, whole, strict=True)
             ]
-        for name, count in zip(("attention", "conv", "delta rule"), counts, strict=True):
-            yield f"{name} cut at {cuts[1:-1]}", int(count)
-        same_state = differing_rows(own_states[1][TABLE_SLOT], states[1][TABLE_SLOT])
-        yield f"state cut at {cuts[1:-1]}", same_state
+            if end == LENGTH or end in SNAPSHOTS:
+                slot = SNAPSHOTS.get(end, 0)
+                counts[3] += sum(
+                    differing_rows(mine[0], wanted[slot])
+                    for mine, wanted in zip(own_states, states, strict=True)
+                )
+        for name, count in zip(("attention", "conv", "delta rule", "states"), counts, strict=True):
+            yield f"{name} cut at {cuts[1:-1]}, {company} others", int(count)
 
 
 BATCHES = (1, 2, 3, 5, 8, 17, 32, 64, 128, 256)
