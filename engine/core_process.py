@@ -42,7 +42,7 @@ def build_llm_engine(config: Any, progress: Progress) -> Engine:
     """The real engine, imported in the engine's process alone."""
     from .llm_engine import LLMEngine
 
-    return LLMEngine(config, progress=progress)
+    return LLMEngine(config, progress=progress, grammars_ahead=True)
 
 
 def plain_logging() -> None:

@@ -18,7 +18,10 @@ import zmq
 
 from . import messages as msg
 from .capacity import Capacity
+from .compiling_requests import POLL_S, CompilingRequests
 from .crash_dump import write_crash_dump
+from .grammar import Grammar, GrammarError
+from .grammar_state import CompiledFuture
 from .latencies import Latencies, Submitted
 from .request_queue import QueueFullError, RequestTooLargeError
 from .sampling_params import SamplingParams
@@ -55,9 +58,17 @@ class Engine(Protocol):
     def recent_batches(self) -> list[ScheduledBatch]: ...
 
     def add_request(
-        self, request_id: str, prompt_ids: SequenceOf[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_ids: SequenceOf[int],
+        params: SamplingParams,
+        compiled: CompiledFuture | None = None,
     ) -> None:
-        """Raises ValueError for what can never run and QueueFullError."""
+        """`compiled`: of `params.grammar`. Raises ValueError for what can never run and
+        QueueFullError."""
+
+    def compile(self, grammar: Grammar) -> CompiledFuture:
+        """Raises QueueFullError."""
 
     def abort(self, request_id: str) -> None: ...
 
@@ -85,6 +96,7 @@ class EngineLoop:
         self._engine: Engine | None = None
         self._status: msg.Loading | msg.Ready | msg.Failed = msg.Loading("starting", 0, 0)
         self._clients: set[bytes] = set()
+        self._compiling = CompilingRequests()
         self._owners: dict[str, bytes] = {}  # open request -> its client
         self._with_stops: set[str] = set()  # open requests with stop strings
         self._unsettled: dict[str, bytes] = {}  # ended, and their client may still find a stop
@@ -123,8 +135,12 @@ class EngineLoop:
         self._broadcast(self._status)
         while not self._stopping:
             self._heartbeat(engine)
-            if engine.has_work or self._socket.poll(int(HEARTBEAT_S * 1000)):
+            timeout = POLL_S if self._compiling else HEARTBEAT_S
+            if engine.has_work or self._socket.poll(int(timeout * 1000)):
                 self._read_messages()
+            for waiting in self._compiling.take_compiled():
+                client, request, compiled = waiting
+                self._answer(client, self._admit(client, request, compiled))
             if not engine.has_work:
                 self._last_step_time = time.monotonic()  # idle is not stuck
                 continue
@@ -183,10 +199,7 @@ class EngineLoop:
             case msg.Hello():
                 self._send(client, self._status)
             case msg.Add():
-                answer = self._admit(client, message)
-                if isinstance(answer, msg.Refused):
-                    self._num_refused[str(answer.status)] += 1
-                self._send(client, answer)
+                self._add(client, message)
             case msg.Abort():
                 self._abort(message.request_id, message.reason)
             case msg.GetStats():
@@ -197,16 +210,38 @@ class EngineLoop:
             case msg.Shutdown():
                 self._stopping = True
 
-    def _admit(self, client: bytes, request: msg.Add) -> msg.Admitted | msg.Refused:
+    def _add(self, client: bytes, request: msg.Add) -> None:
+        """What has a grammar is admitted when that is compiled; see `run`."""
+        grammar, engine = request.params.grammar, self._engine
+        if grammar is None or engine is None:
+            self._answer(client, self._admit(client, request))
+            return
+        try:
+            if len(self._compiling) >= engine.capacity.max_queue:
+                raise QueueFullError(f"{len(self._compiling)} requests wait for their grammars")
+            self._compiling.add(client, request, engine.compile(grammar))
+        except QueueFullError as error:
+            self._answer(client, msg.Refused(request.request_id, 429, str(error), None))
+
+    def _answer(self, client: bytes, answer: msg.Admitted | msg.Refused) -> None:
+        if isinstance(answer, msg.Refused):
+            self._num_refused[str(answer.status)] += 1
+        self._send(client, answer)
+
+    def _admit(
+        self, client: bytes, request: msg.Add, compiled: CompiledFuture | None = None
+    ) -> msg.Admitted | msg.Refused:
         request_id = request.request_id
         if self._engine is None:
             return msg.Refused(request_id, 503, "the model is still loading", None)
         try:
-            self._engine.add_request(request_id, request.prompt_ids, request.params)
+            self._engine.add_request(request_id, request.prompt_ids, request.params, compiled)
         except QueueFullError as error:
             return msg.Refused(request_id, 429, str(error), None)
         except RequestTooLargeError as error:
             return msg.Refused(request_id, 400, str(error), "prompt")
+        except GrammarError as error:
+            return msg.Refused(request_id, 400, str(error), error.field)
         except ValueError as error:
             return msg.Refused(request_id, 400, str(error), None)
         self._owners[request_id] = client
@@ -221,6 +256,8 @@ class EngineLoop:
         if self._unsettled.pop(request_id, None) is not None:
             stopped = reason is FinishReason.STOP
             self._count_end(request_id, FinishReason.STOP if stopped else FinishReason.LENGTH)
+        if self._compiling.remove(request_id):
+            self._count_end(request_id, reason)
         if self._owners.pop(request_id, None) is not None:
             assert self._engine is not None
             self._engine.abort(request_id)

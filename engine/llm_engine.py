@@ -20,6 +20,9 @@ from typing import NamedTuple
 from .capacity import Capacity
 from .config import EngineConfig, ModelConfig
 from .device import Device
+from .grammar import Grammar, GrammarError
+from .grammar_state import CompiledFuture, CompiledGrammar
+from .grammars import Grammars
 from .model_loader import load_model_runner
 from .model_runner import LogitsHook
 from .progress import Progress
@@ -72,7 +75,9 @@ class LLMEngine:
     """A loaded model that serves requests.
 
     `progress(stage, done, total)` is called while loading. `tokenizer` saves reading it again:
-    only its end ids and highest id are used. `device` and `logits_hook` are for tests.
+    its tokens are used, not its text. `grammars_ahead`: read the vocabulary for grammars while the
+    weights load, which the first grammar would have to wait for otherwise, and with it all that
+    runs. `device` and `logits_hook` are for tests.
     """
 
     def __init__(
@@ -81,10 +86,16 @@ class LLMEngine:
         *,
         progress: Progress | None = None,
         tokenizer: Tokenizer | None = None,
+        grammars_ahead: bool = False,
         device: Device | None = None,
         logits_hook: LogitsHook | None = None,
     ) -> None:
         tokenizer = tokenizer or Tokenizer(config.model_path)
+        model_config = ModelConfig.from_hf(config.model_path)
+        self.end_ids = tokenizer.end_ids | frozenset(model_config.eos_token_ids)
+        self._grammars = Grammars(tokenizer, self.end_ids, model_config.vocab_size)
+        if grammars_ahead:
+            self._grammars.load()
         self._runner = load_model_runner(
             config, tokenizer.vocab_limit, progress=progress, device=device, logits_hook=logits_hook
         )
@@ -93,7 +104,6 @@ class LLMEngine:
         self.vocab_limit: int = self._runner.vocab_limit
         """Prompt ids must be below it; sampled ids are."""
         self.device_name: str = self._runner.device_name
-        self.end_ids = tokenizer.end_ids | frozenset(self.model_config.eos_token_ids)
         self._scheduler = Scheduler(self.capacity)
         self._in_flight: tuple[ScheduledBatch, SubmittedStep] | None = None
         self._open: dict[str, Sequence] = {}
@@ -129,11 +139,16 @@ class LLMEngine:
         return list(self._recent)
 
     def add_request(
-        self, request_id: str, prompt_ids: SequenceOf[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_ids: SequenceOf[int],
+        params: SamplingParams,
+        compiled: CompiledFuture | None = None,
     ) -> None:
         """Queues a request; a seed is drawn when the parameters have none.
 
-        ValueError for what can never run (RequestTooLargeError where it does not fit), and
+        `compiled` is its grammar, from `compile`; without, it is waited for here. ValueError for
+        what can never run (RequestTooLargeError where it does not fit, GrammarError), and
         QueueFullError.
         """
         low, high = min(prompt_ids, default=0), max(prompt_ids, default=0)
@@ -143,6 +158,9 @@ class LLMEngine:
                 f"{self.vocab_limit - 1}"
             )
         params.check_token_ids(self.vocab_limit)
+        compiled_grammar = None
+        if params.grammar is not None:
+            compiled_grammar = self._wait_for(params.grammar, compiled)
         sequence = Sequence(
             request_id=request_id,
             prompt_ids=tuple(prompt_ids),
@@ -150,9 +168,20 @@ class LLMEngine:
             stop_ids=self.end_ids,
             seed=self._random.getrandbits(64) if params.seed is None else params.seed,
             arrival_time=time.monotonic(),
+            compiled_grammar=compiled_grammar,
         )
         self._scheduler.add(sequence)
         self._open[request_id] = sequence
+
+    def compile(self, grammar: Grammar) -> CompiledFuture:
+        """Begins to compile a grammar beside this thread; equal ones are compiled once."""
+        return self._grammars.compile(grammar)
+
+    def _wait_for(self, grammar: Grammar, compiled: CompiledFuture | None) -> CompiledGrammar:
+        try:
+            return (compiled or self.compile(grammar)).result()
+        except GrammarError as error:  # of an equal one, whose sender may call it otherwise
+            raise GrammarError(grammar, error.problem) from None
 
     def abort(self, request_id: str) -> None:
         """Forgets a request in whatever state, with no output; ended or unknown ones are no error.
@@ -248,4 +277,5 @@ class LLMEngine:
     def close(self) -> None:
         """Waits for the step in flight and frees the device. Idempotent."""
         self._in_flight = None
+        self._grammars.close()
         self._runner.close()

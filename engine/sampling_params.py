@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from .grammar import Grammar
+
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
@@ -35,7 +37,8 @@ class SamplingParams:
     presence_penalty and frequency_penalty count output tokens; repetition_penalty (1 is off)
     concerns ids of prompt and output. `logit_bias` adds to the logits of its ids. Only
     `allowed_token_ids` may be sampled, if given. `bad_words` are token id sequences that must not
-    come up. The larger `priority`, the later the request. `cache_salt` keeps its prefixes apart
+    come up. The output follows `grammar`, and ends where that ends, `ignore_eos` or not. The larger
+    `priority`, the later the request. `cache_salt` keeps its prefixes apart
     from those of others.
     """
 
@@ -61,6 +64,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: str | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_logprobs is not None:

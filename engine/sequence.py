@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .sampling_params import SamplingParams
 
@@ -56,12 +56,15 @@ class Sequence:
     block_hashes: tuple[bytes, ...] | None = None  # of the prompt; these three: the prefix cache's
     snapshot_positions: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # found when it was first admitted
+    compiled_grammar: Any = None  # a grammar_state.CompiledGrammar, of `params.grammar`
 
     @cached_property
     def ending_ids(self) -> frozenset[int]:
-        """Ids that end the sequence: the model's, unless they are to be ignored, and its own."""
+        """Ids that end the sequence: the model's, unless they are to be ignored, and its own. What
+        follows a grammar ends with the model's in any case: nothing can come after it."""
         own = frozenset(self.params.stop_token_ids)
-        return own if self.params.ignore_eos else self.stop_ids | own
+        ignored = self.params.ignore_eos and self.params.grammar is None
+        return own if ignored else self.stop_ids | own
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -12,7 +12,8 @@ from .scheduled_batch import ScheduledBatch
 from .sequence import FinishReason, RequestOutput, Sequence, SequenceStatus, TokenLogprobs
 
 NO_TOKEN_LEFT = (
-    "allowed_token_ids, bad_words and min_tokens together leave no token that may be sampled"
+    "allowed_token_ids, bad_words, min_tokens and the grammar together leave no token that may be "
+    "sampled"
 )
 """The one error of a request that is its sender's fault."""
 _ROW_ERRORS = {-1: "the logits were not finite", -2: NO_TOKEN_LEFT}

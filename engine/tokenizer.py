@@ -57,6 +57,7 @@ class Tokenizer:
         _add_config_tokens(self._bpe, path.with_name("tokenizer_config.json"))
         added = self._bpe.get_added_tokens_decoder()
         self._bytes: dict[int, bytes] = {id_: t.content.encode() for id_, t in added.items()}
+        self.added_ids = frozenset(added)
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self.vocab_limit = 1 + max((*base.values(), *added))
         self.max_token_bytes = max(map(len, (*base, *(t.content.encode() for t in added.values()))))

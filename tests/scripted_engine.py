@@ -11,6 +11,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from deltaserve.engine.capacity import Capacity
+from deltaserve.engine.grammar import Grammar
+from deltaserve.engine.grammar_state import CompiledFuture
 from deltaserve.engine.llm_engine import Submitted
 from deltaserve.engine.messages import EngineStats
 from deltaserve.engine.progress import Progress
@@ -83,7 +85,13 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def add_request(self, request_id: str, prompt_ids: Seq[int], params: SamplingParams) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt_ids: Seq[int],
+        params: SamplingParams,
+        compiled: CompiledFuture | None = None,
+    ) -> None:
         total = len(prompt_ids) + params.max_tokens
         if total > self.script.max_model_len:
             raise RequestTooLargeError(f"{total} tokens, limit {self.script.max_model_len}")
@@ -91,6 +99,9 @@ class ScriptedEngine:
         if len(self.waiting) >= self.script.max_queue + num_free_slots:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting")
         self.waiting[request_id] = Sequence(request_id, tuple(prompt_ids), params)
+
+    def compile(self, grammar: Grammar) -> CompiledFuture:
+        raise AssertionError("no script has a grammar")
 
     def abort(self, request_id: str) -> None:
         self.running.pop(request_id, None)

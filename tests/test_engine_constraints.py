@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deltaserve.engine.constraints import BadWords
-from deltaserve.engine.forward_batch import mask_words
+from deltaserve.engine.constraints import BadWords, Constraints
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.logit_adjustments import id_bits
 from deltaserve.engine.sampling_params import SamplingParams
-from deltaserve.engine.sequence import FinishReason
+from deltaserve.engine.sequence import FinishReason, Sequence, SequenceStatus
 from tests.tiny_engine import (
     DelayingDevice,
     assert_idle,
@@ -38,14 +37,21 @@ from tests.tiny_engine import (
 def test_the_last_id_of_a_bad_word_is_banned_after_the_others(
     output: list[int], banned: set[int]
 ) -> None:
-    mask = BadWords([(1, 2), (1, 2, 3), (9,)], 70).mask(output)
-    assert mask is not None
-    np.testing.assert_array_equal(mask, ~id_bits(banned, 70))
+    assert set(BadWords([(1, 2), (1, 2, 3), (9,)]).banned(output)) == banned
 
 
-def test_no_mask_where_no_bad_word_can_end() -> None:
-    assert BadWords([(1, 2)], 70).mask([2, 3]) is None
-    assert mask_words(70) == 3
+def test_masks_are_of_the_rows_where_something_is_banned() -> None:
+    params = SamplingParams(bad_words=((1, 2), (1, 69)))
+    rows = [
+        Sequence("a", (0,), params, output_ids=[5, 1], num_sampled=3),
+        Sequence("b", (0,), SamplingParams(), output_ids=[1], num_sampled=2),
+        Sequence("c", (0,), params, output_ids=[2], num_sampled=2),
+        Sequence("d", (0,), params, status=SequenceStatus.FINISHED, output_ids=[1]),
+        Sequence("e", (0,), params, output_ids=[1], num_sampled=2),
+    ]
+    made = Constraints(70).masks(rows)
+    assert made.mask_rows.tolist() == [0, -1, -1, -1, 1]
+    np.testing.assert_array_equal(made.masks, [~id_bits({2, 69}, 70)] * 2)
 
 
 @pytest.fixture(scope="module")

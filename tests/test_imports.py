@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGURATION = {"config", "json_section", "sampling_params", "sequence", "capacity"}
+CONFIGURATION = {
+    "capacity",
+    "config",
+    "grammar",
+    "json_section",
+    "sampling_params",
+    "sequence",
+}
 PLANNING = {
     "block_manager",
     "prefill_chunks",
