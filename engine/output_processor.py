@@ -86,7 +86,7 @@ class StopChecker:
         if found is not None:
             self._held = ""
             return text[: found[0] if self._include else found[1]], found[2]
-        keep = max(self._overlap(text, stop) for stop in self._stops)
+        keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
@@ -95,13 +95,13 @@ class StopChecker:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` that `stop` begins with."""
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+
+def overlap(text: str, wanted: str) -> int:
+    """Length of the longest end of `text` that `wanted` begins with, less than all of `wanted`."""
+    for length in range(min(len(wanted) - 1, len(text)), 0, -1):
+        if text.endswith(wanted[:length]):
+            return length
+    return 0
 
 
 class OutputProcessor:
