@@ -24,6 +24,7 @@ from deltaserve.engine.sampling_params import (
 )
 
 from .json_body import BodyParser, invalid
+from .structured import Choices, JsonSchema, ResponseFormat, StructuredOutputs, Text
 
 MAX_N = 128
 MAX_CHOICES = 1024
@@ -37,12 +38,6 @@ MAX_WORD_CHARS = 1024
 # Fields of the contract that are not honoured: name -> values that ask for nothing, which
 # clients send as defaults and which are accepted. Anything else is a 400 naming the field.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "suffix": ("",),
 }
 
@@ -122,12 +117,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):

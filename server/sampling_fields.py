@@ -16,6 +16,7 @@ from deltaserve.engine.tokenizer import Tokenizer
 
 from .json_body import invalid
 from .protocol import MAX_STOP_CHARS, MAX_WORD_CHARS, MAX_WORDS, CompletionBody, SamplingFields
+from .structured import grammar_of
 
 MANY_IDS = 4096
 
@@ -47,6 +48,7 @@ async def completion_params(
         "max_tokens": fields.max_tokens,
         "logprobs": fields.logprobs,
         "prompt_logprobs": _echo_logprobs(fields) if fields.echo else fields.prompt_logprobs,
+        "grammar": grammar_of(fields),
     }
     return await sampling_params(fields, {**defaults, **_given(own)}, tokenizer, vocab_limit)
 

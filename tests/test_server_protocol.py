@@ -31,12 +31,6 @@ CONTRACT = _FIELDS.split()
 
 # A value of each refused field that asks for something.
 ASKING: dict[str, Any] = {
-    "guided_choice": ["a"],
-    "guided_grammar": "a",
-    "guided_json": {},
-    "guided_regex": "a",
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {},
     "suffix": "a",
 }
 
