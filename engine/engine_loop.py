@@ -257,7 +257,7 @@ class EngineLoop:
             stopped = reason is FinishReason.STOP
             self._count_end(request_id, FinishReason.STOP if stopped else FinishReason.LENGTH)
         if self._compiling.remove(request_id):
-            self._count_end(request_id, reason)
+            self._num_finished[reason.value] += 1  # not admitted, so it has no latencies
         if self._owners.pop(request_id, None) is not None:
             assert self._engine is not None
             self._engine.abort(request_id)

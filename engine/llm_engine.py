@@ -203,9 +203,7 @@ class LLMEngine:
             self._recent.append(batch)
             self._in_flight = (batch, self._runner.submit(batch))
             self._num_steps += 1
-            self._num_prompt_tokens += sum(
-                p.end - p.start for p in batch.prefills if not p.sequence.num_preemptions
-            ) + sum(s.num_cached_tokens for s in batch.admitted if not s.num_preemptions)
+            self._count_prompt_tokens(batch)
         self.submitted = Submitted(
             tuple(s.request_id for s in batch.admitted if not s.num_preemptions),
             sum(prefill.end - prefill.start for prefill in batch.prefills),
@@ -235,6 +233,13 @@ class LLMEngine:
         """Where sampling waits for the ids that have now been read, it no longer does."""
         if self._in_flight is not None:
             self._in_flight[1].sample()
+
+    def _count_prompt_tokens(self, batch: ScheduledBatch) -> None:
+        """Those that no step had reached, be it by finding them in the prefix cache."""
+        for prefill in batch.prefills:
+            seq = prefill.sequence
+            self._num_prompt_tokens += max(0, prefill.end - seq.num_counted_tokens)
+            seq.num_counted_tokens = max(prefill.end, seq.num_counted_tokens)
 
     def _count_device_time(self, step: SubmittedStep) -> None:
         timing = step.timing

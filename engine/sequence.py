@@ -56,6 +56,7 @@ class Sequence:
     block_hashes: tuple[bytes, ...] | None = None  # of the prompt; these three: the prefix cache's
     snapshot_positions: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0  # found when it was first admitted
+    num_counted_tokens: int = 0  # of the prompt, in statistics; the engine's
     compiled_grammar: Any = None  # a grammar_state.CompiledGrammar, of `params.grammar`
 
     @cached_property

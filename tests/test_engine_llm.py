@@ -297,3 +297,18 @@ def test_importing_the_package_loads_no_numpy() -> None:
         "from deltaserve.engine import SamplingParams; assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_prompt_that_is_preempted_half_way_counts_once(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, max_position_embeddings=8192)
+    options = {"max_model_len": 4480, "max_num_batched_tokens": 256, "prefill_chunk": 64}
+    engine = LLMEngine(engine_config(tmp_path, 73, **options))
+    for name in "abc":  # each takes two more blocks while the long prompt is prefilled
+        params = dataclasses.replace(GREEDY, max_tokens=68)
+        engine.add_request(name, [ord(name)] * 63, params)
+    engine.add_request("long", [1] * 4260, dataclasses.replace(GREEDY, max_tokens=1))
+    run_to_end(engine)
+    stats = engine.stats()
+    assert stats.num_preemptions == 1
+    assert stats.num_prompt_tokens == 3 * 63 + 4260
+    engine.close()

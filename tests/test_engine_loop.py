@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import zmq
 
 from deltaserve.engine import messages as msg
 from deltaserve.engine.engine_loop import MAX_BYTES_A_STEP, MAX_MESSAGES_A_STEP, EngineLoop
+from deltaserve.engine.grammar import Grammar
 from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.sequence import FinishReason
 
 from .scripted_engine import ENDLESS, Script, ScriptedEngine
 
@@ -61,3 +64,25 @@ def test_a_flood_of_requests_is_read_between_steps(
     assert sum(read) >= num_messages - most
     assert max(read) <= most
     assert socket.left == []
+
+
+def test_a_client_leaves_while_its_grammar_is_compiled(tmp_path: Path) -> None:
+    params = SamplingParams(grammar=Grammar("regex", "a+"))
+    messages = [
+        msg.Add("a", [ENDLESS], params),
+        msg.Abort("a", FinishReason.ABORT),
+        msg.GetStats(),
+        msg.Shutdown(),
+    ]
+    socket: Any = FakeSocket(messages)
+    compiled: Future[Any] = Future()
+
+    class Engine(ScriptedEngine):
+        def compile(self, grammar: Grammar) -> Future[Any]:
+            return compiled
+
+    assert EngineLoop(socket, Script(), tmp_path).run(Engine(Script())) == 0
+    stats = msg.decode_from_engine(socket.sent[-1])
+    assert isinstance(stats, msg.EngineStats)
+    assert stats.num_finished["abort"] == 1
+    assert compiled.cancelled()
