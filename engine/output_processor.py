@@ -27,7 +27,7 @@ class TextLogprob:
     """Log-probabilities of one output token, with text.
 
     `text_offset`: characters of the output before the first one this token has a part in. `top`:
-    alternatives, likeliest first, as (token, log-probability).
+    alternatives, likeliest first, as (token, log-probability); `top_ids` are their ids.
     """
 
     token_id: int
@@ -35,6 +35,7 @@ class TextLogprob:
     logprob: float
     text_offset: int
     top: tuple[tuple[str, float], ...]
+    top_ids: tuple[int, ...]
 
 
 class TextOutput(NamedTuple):
@@ -190,4 +191,5 @@ class OutputProcessor:
                 (text(id_), value)
                 for id_, value in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
             ),
+            top_ids=logprobs.top_ids,
         )

@@ -61,7 +61,7 @@ class Answer(ABC):
     created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
 
     def opening(self) -> list[msgspec.Struct]:
-        """Chunks of a stream before any output."""
+        """Choices that a stream shows, a chunk each, before any output."""
         return []
 
     @abstractmethod

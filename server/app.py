@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from .access_log import RequestLog
 from .auth import ApiKeys
+from .chat import chat_completions
 from .completions import completions
 from .cors import Cors
 from .errors import ApiError, JsonResponse
@@ -41,6 +42,7 @@ def create_app(state: ServerState) -> Starlette:
     app = Starlette(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/tokenizer_info", tokenizer_info),

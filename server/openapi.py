@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .auth import OPEN_PATHS
+from .chat_protocol import chat_schemas
 from .errors import ERROR_TYPES, JsonResponse
 from .options import ServerOptions
 from .protocol import completion_schemas
@@ -118,6 +119,9 @@ def describe(options: ServerOptions) -> dict[str, Any]:
                 "Complete a prompt", "Completion", (404, 429, 503), body="CompletionBody"
             )
         },
+        "/v1/chat/completions": {
+            "post": _operation("Answer a chat", "ChatCompletion", (404, 429, 503), body="ChatBody")
+        },
         "/v1/models": {"get": _operation("The served names", "ModelList", (503,))},
         "/v1/models/{id}": {
             "get": _operation("One served name", "Model", (404, 503)),
@@ -151,13 +155,17 @@ def describe(options: ServerOptions) -> dict[str, Any]:
         for path in ("/start_profile", "/stop_profile"):
             summary = f"{path[1:].partition('_')[0].capitalize()} what a profiler records"
             paths[path] = {"post": _operation(summary, "Profiling", (503,))}
-    paths["/v1/completions"]["post"]["responses"]["200"]["content"]["text/event-stream"] = {
-        "schema": {
-            "description": "With stream: events of Completion chunks, the last one [DONE]",
+    for path, chunk in (("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatChunk")):
+        paths[path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {
+            "schema": {
+                "description": "With stream: events, the last one [DONE]",
+                "contentMediaType": "application/json",
+                "contentSchema": _ref(chunk),
+            }
         }
-    }
-    schemas = {**_SCHEMAS, **completion_schemas(), **tokenizer_schemas()}
-    schemas["CompletionBody"]["properties"]["model"] = {"enum": [*options.served_names]}
+    schemas = {**_SCHEMAS, **completion_schemas(), **chat_schemas(), **tokenizer_schemas()}
+    for body in ("CompletionBody", "ChatBody"):
+        schemas[body]["properties"]["model"] = {"enum": [*options.served_names]}
     for body in ("TokenizeBody", "DetokenizeBody"):
         schemas[body]["properties"]["model"] = {"enum": [*options.served_names, None]}
     document: dict[str, Any] = {

@@ -60,18 +60,21 @@ async def read_prompts(raw: msgspec.Raw, limits: PromptLimits) -> list[Prompt]:
     return await asyncio.to_thread(_read, data, limits)
 
 
-async def encode(tokenizer: Tokenizer, text: str, limits: PromptLimits) -> list[int]:
-    """Raises ApiError 400 as soon as the text is known to have more tokens than the context."""
+async def encode(
+    tokenizer: Tokenizer, text: str, limits: PromptLimits, name: str = "prompt"
+) -> list[int]:
+    """Raises ApiError 400 as soon as the text is known to have more tokens than the context.
+    `name`: the field that it came from."""
     if len(text) > limits.max_chars:
         raise invalid(
-            "prompt",
+            name,
             f"the prompt has {len(text)} characters, more than the context length of "
             f"{limits.max_tokens} tokens can hold",
         )
     ids, end = await encode_until(tokenizer, text, limits.max_tokens)
     if end < len(text):
         raise invalid(
-            "prompt",
+            name,
             f"the first {end} of the prompt's {len(text)} characters are {len(ids)} tokens, "
             f"more than the context length of {limits.max_tokens} tokens",
         )

@@ -52,6 +52,18 @@ class MessageDelta:
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
 
+    def add(self, more: MessageDelta) -> None:
+        self.reasoning += more.reasoning
+        self.content += more.content
+        for call in more.calls:
+            self.add_call(call)
+
+    def add_call(self, call: CallDelta) -> None:
+        if self.calls and self.calls[-1].index == call.index:
+            self.calls[-1].arguments += call.arguments
+        else:
+            self.calls.append(call)
+
 
 class _Channel:
     """One kind of text, without the white space at its edges."""
@@ -192,11 +204,7 @@ class MessageRouter:
     def _arguments(self, text: str, delta: MessageDelta) -> None:
         if not self._call_shown or not text:
             return
-        index = self.num_calls - 1
-        if delta.calls and delta.calls[-1].index == index:
-            delta.calls[-1].arguments += text
-        else:
-            delta.calls.append(CallDelta(index, arguments=text))
+        delta.add_call(CallDelta(self.num_calls - 1, arguments=text))
 
     def _text_until(self, end: int, delta: MessageDelta) -> None:
         self._text(self._buffer[:end], delta)

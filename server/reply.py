@@ -51,8 +51,8 @@ async def _events(
     finish: str | None = None
     no_usage = None if options.include_usage else UNSET
     try:
-        for chunk in answer.opening():
-            yield event(chunk)
+        for opening in answer.opening():
+            yield event(answer.chunk([opening], no_usage))
         async for choice, output in answer.outputs():
             if not answer.shows(choice, output):
                 continue

@@ -9,18 +9,21 @@ from typing import Any
 from deltaserve.engine.async_engine import AsyncEngine
 from deltaserve.engine.tokenizer import Tokenizer
 
+from .chat_template import ChatTemplate
 from .options import ServerOptions
 
 
 @dataclass
 class ServerState:
     """`tokenizer` is set once it has been read, and `sampling_defaults` with it: SamplingParams'
-    fields that a request leaves out. `created`: seconds since the epoch."""
+    fields that a request leaves out, and `chat_template`, which a model need not have. `created`:
+    seconds since the epoch."""
 
     engine: AsyncEngine
     options: ServerOptions
     created: int
     tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -28,6 +28,7 @@ class ToolParameters:
         properties = self._root.get("properties")
         self._properties = properties if isinstance(properties, dict) else {}
         self._others = self._root.get("additionalProperties")
+        self._types_of_known: dict[str, frozenset[str]] = {}
 
     def is_text(self, name: str) -> bool:
         """Whether a value can only be a string, whatever its text."""
@@ -48,6 +49,14 @@ class ToolParameters:
         return self._properties.get(name, self._others)
 
     def _types(self, name: str) -> frozenset[str]:
+        known = self._types_of_known.get(name)
+        if known is None:
+            known = self._read_types(name)
+            if name in self._properties:
+                self._types_of_known[name] = known
+        return known
+
+    def _read_types(self, name: str) -> frozenset[str]:
         types: set[str] = set()
         for schema in self._alternatives(self._schema(name)):
             types |= _own_types(schema)

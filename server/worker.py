@@ -19,6 +19,7 @@ from deltaserve.engine.generation_config import read_sampling_defaults
 from deltaserve.engine.tokenizer import Tokenizer
 
 from .app import create_app
+from .chat_template import load_chat_template
 from .http_server import HttpServer
 from .listen import tls_context
 from .options import ServerOptions
@@ -82,6 +83,7 @@ class Worker:
         try:
             if self._options.generation_config == "auto":
                 self._state.sampling_defaults = read_sampling_defaults(path)
+            self._state.chat_template = load_chat_template(path, self._options.chat_template)
             self._state.tokenizer = await asyncio.to_thread(Tokenizer, Path(path))
         except ValueError as error:
             logger.error("%s", error)

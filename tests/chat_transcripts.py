@@ -89,7 +89,7 @@ def words(rng: random.Random, most: int) -> str:
 def value(rng: random.Random, name: str) -> tuple[str, Any]:
     """(as the model writes it, what it is)"""
     if name in ("text", "code"):
-        text = words(rng, 6)
+        text = words(rng, 4)
         return text, text
     if name == "count":
         number = rng.randint(-(10**9), 10**9)
@@ -104,7 +104,7 @@ def value(rng: random.Random, name: str) -> tuple[str, Any]:
         items = [words(rng, 3) for _ in range(rng.randint(0, 3))]
         return json.dumps(items, ensure_ascii=rng.random() < 0.5), items
     if name == "where":
-        place = {"x": rng.random(), "note": words(rng, 2)}
+        place = {"x": rng.randint(-9, 9) / 8, "note": words(rng, 2)}
         return json.dumps(place, indent=rng.choice([None, 1])), place
     if name == "unit":
         unit = rng.choice(["C", "F", 5])
@@ -119,7 +119,7 @@ def call(rng: random.Random) -> tuple[str, str, dict[str, Any]]:
     arguments: dict[str, Any] = {}
     text = f"<tool_call>\n<function={function}>\n"
     names = list(SCHEMA["properties"])
-    for name in rng.sample(names, rng.randint(0, 4)):
+    for name in rng.sample(names, rng.randint(0, 3)):
         written, arguments[name] = value(rng, name)
         text += f"<parameter={name}>\n{written}\n</parameter>\n"
     return text + "</function>\n</tool_call>", function, arguments
@@ -131,14 +131,14 @@ def transcript(rng: random.Random) -> Transcript:
     values: list[tuple[str, dict[str, Any]]] = []
     within = reasoning and rng.random() < 0.3
     if reasoning:
-        message.reasoning = words(rng, 8).strip()
+        message.reasoning = words(rng, 4).strip()
         text = message.reasoning + ("\n" if within else "\n</think>\n\n")
     if not within:
-        message.content = words(rng, 8)
+        message.content = words(rng, 4)
         if reasoning:
             message.content = message.content.lstrip()
         text += message.content
-    num_calls = rng.choice([0, 1, 1, 2, 3]) if not within else rng.randint(1, 3)
+    num_calls = rng.choice([0, 1, 1, 2]) if not within else rng.randint(1, 2)
     if num_calls:
         message.content = message.content.rstrip() if message.content.strip() else ""
         text += "\n\n" if message.content else ""

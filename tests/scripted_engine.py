@@ -21,6 +21,8 @@ from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch, ScheduledPrefill
 from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, TokenLogprobs
 
+from .tiny_checkpoint import IM_END_ID, IM_START_ID
+
 logger = logging.getLogger(__name__)
 
 # First prompt id: what the first step of it does. ENDLESS is in prefill for ever.
@@ -37,7 +39,8 @@ def output_id(prompt_ids: Seq[int], n: int) -> int:
 @dataclass(frozen=True)
 class Script:
     """`step_s`: how long the pretended device takes. `load_s`: the same for each of two stages.
-    `obedient`: whether prompts say what happens."""
+    `obedient`: whether prompts say what happens. `recite`: the output is the prompt up to its first
+    <|im_start|>, so many tokens a step, and ends as a model's does."""
 
     step_s: float = 0.0
     load_s: float = 0.0
@@ -47,6 +50,7 @@ class Script:
     max_model_len: int = 512
     device_name: str = "cpu"
     obedient: bool = True
+    recite: int = 0
 
 
 @dataclass
@@ -146,6 +150,8 @@ class ScriptedEngine:
             return RequestOutput(
                 sequence.request_id, (), (), FinishReason.ERROR, error="logits are not finite"
             )
+        if self.script.recite:
+            return self._recite(sequence)
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if sequence.params.prompt_logprobs is not None and not sequence.output_ids:
             prompt_logprobs = (PROMPT_LOGPROB,) * (sequence.num_prompt_tokens - 1)
@@ -168,6 +174,27 @@ class ScriptedEngine:
             logprobs,
             FinishReason.LENGTH if done else None,
             prompt_logprobs=prompt_logprobs,
+        )
+
+    def _recite(self, sequence: Sequence) -> RequestOutput:
+        text = sequence.prompt_ids[: sequence.prompt_ids.index(IM_START_ID)]
+        at, most = len(sequence.output_ids), sequence.params.max_tokens
+        ids = (*text, IM_END_ID)[at : min(at + self.script.recite, most)]
+        sequence.output_ids += ids
+        self.num_generation_tokens += len(ids)
+        ended = ids[-1] == IM_END_ID
+        reason = FinishReason.STOP if ended else None
+        if not ended and len(sequence.output_ids) == most:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            del self.running[sequence.request_id]
+        one = TokenLogprobs(-0.5, (65, 0xE2), (-0.1, -0.2))
+        return RequestOutput(
+            sequence.request_id,
+            ids,
+            () if sequence.params.logprobs is None else (one,) * len(ids),
+            reason,
+            stop_id=IM_END_ID if ended else None,
         )
 
     def stats(self) -> EngineStats:

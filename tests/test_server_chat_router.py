@@ -27,7 +27,7 @@ def test_a_transcript_means_its_message_at_every_split(case: Transcript) -> None
     assert routed(list(text), case.reasoning) == whole
 
 
-@pytest.mark.parametrize("case", TRANSCRIPTS[:20], ids=range(20))
+@pytest.mark.parametrize("case", TRANSCRIPTS[:12], ids=range(12))
 def test_a_transcript_cut_anywhere_is_the_same_in_pieces(case: Transcript) -> None:
     """Also the end of a `length`: nothing raises, and no half of a tag is left in the arguments."""
     for end in range(0, len(case.text), 7):
@@ -45,8 +45,8 @@ def test_the_transcripts_hold_what_they_should() -> None:
     assert {name for _, arguments in calls for name in arguments} == {
         "text", "code", "count", "ratio", "flag", "items", "where", "nothing", "unit", "maybe",
     }  # fmt: skip
-    assert sum("</parameter>" in str(arguments) for _, arguments in calls) > 5
-    assert sum(bool(case.values) and case.message.content != "" for case in TRANSCRIPTS) > 20
+    assert sum("</parameter>" in str(arguments) for _, arguments in calls) > 3
+    assert sum(bool(case.values) and case.message.content != "" for case in TRANSCRIPTS) > 15
     assert sum(case.reasoning and "</think>" not in case.text for case in TRANSCRIPTS) > 5
 
 
