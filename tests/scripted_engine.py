@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from deltaserve.engine.capacity import Capacity
-from deltaserve.engine.grammar import Grammar
+from deltaserve.engine.grammar import Grammar, GrammarError
 from deltaserve.engine.grammar_state import CompiledFuture
 from deltaserve.engine.llm_engine import Submitted
 from deltaserve.engine.messages import EngineStats
@@ -99,13 +99,17 @@ class ScriptedEngine:
         total = len(prompt_ids) + params.max_tokens
         if total > self.script.max_model_len:
             raise RequestTooLargeError(f"{total} tokens, limit {self.script.max_model_len}")
+        if compiled is not None:
+            compiled.result()
         num_free_slots = self.script.max_running - len(self.running)
         if len(self.waiting) >= self.script.max_queue + num_free_slots:
             raise QueueFullError(f"{len(self.waiting)} requests are waiting")
         self.waiting[request_id] = Sequence(request_id, tuple(prompt_ids), params)
 
     def compile(self, grammar: Grammar) -> CompiledFuture:
-        raise AssertionError("no script has a grammar")
+        compiled = CompiledFuture()
+        compiled.set_exception(GrammarError(grammar, "no script has a grammar"))
+        return compiled
 
     def abort(self, request_id: str) -> None:
         self.running.pop(request_id, None)
