@@ -71,12 +71,14 @@ class HttpExchange:
 
     # ---- from the connection ---------------------------------------------------------------------
 
-    def push_body(self, data: bytes) -> int:
-        """Returns the bytes that wait for the application."""
-        if self.response_complete:
-            return 0
-        self._body += data
-        self._changed.set()
+    def push_body(self, data: bytes) -> None:
+        if not self.response_complete:
+            self._body += data
+            self._changed.set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Bytes of the body that wait for the application."""
         return len(self._body)
 
     def end_body(self) -> None:

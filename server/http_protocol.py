@@ -2,8 +2,9 @@
 
     bytes -> parser -> exchanges: [running, next]; what comes after those waits unparsed
 
-Every connection has a deadline unless it works for a request: for a head, and between requests.
-(The body's is its reader's.) A head has a size; what the parser refuses is answered in the shape of
+A connection parses a little at a time, then others have their turn. Each has a deadline unless it
+works for a request: for a head, and between requests. (The body's is its reader's.) A head has a
+size, and so has what frames a body; what the parser refuses is answered in the shape of
 all errors, after what came before it. A client that stops sending after its request still gets its
 answer; one that has gone is seen by what its host says to a probe.
 """
@@ -32,7 +33,8 @@ HEAD_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 75.0  # longer than clients', so that they close first
 LINGER_S = 2.0  # an answer can be read while its request is still being sent
 MAX_UNREAD = 64 << 10  # bytes taken from the socket ahead of what is worked on
-_PIECE = 4096  # bytes of heads parsed at a time: how far over the limits a client can get
+_PIECE = 4096  # bytes parsed at a time: how far over the limits a client can get
+_TURN = 4 * _PIECE  # and in one turn of the event loop: it may be chunks of one byte each
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -56,7 +58,7 @@ class HttpProtocol(asyncio.Protocol):
         self._refusal: ApiError | None = None
         self._in_head = False
         self._awaits_head = False  # with the deadline of a head
-        self._head_bytes = 0
+        self._framing_bytes = 0  # of a head, of chunk sizes, of trailers: since the last of a body
         self._ended = False  # nothing more is read: the last request, an error, or the client's end
         self._half_closed = False
         self._reading = True
@@ -96,17 +98,18 @@ class HttpProtocol(asyncio.Protocol):
             return
         if self._unparsed:
             self._unparsed += data
-            self._pause_if(len(self._unparsed) > MAX_UNREAD)
+            self._pause_if_full()
         else:
             self._parse(data)
 
     def eof_received(self) -> bool:
         """Whether to keep the connection, for the answers to requests that are complete."""
-        if self._is_tls or not self._exchanges or not self._exchanges[-1].body_ended:
+        if self._is_tls or not (self._unparsed or self._owes_answers_alone()):
             return False
-        if not self._exchanges[0].probe():
+        if self._exchanges and not self._exchanges[0].probe():
             return False
-        self._ended = self._half_closed = True
+        self._half_closed = True
+        self._ended = not self._unparsed
         if self._is_tcp:
             self._watch_peer(0.002)
         return True
@@ -128,7 +131,7 @@ class HttpProtocol(asyncio.Protocol):
         self._transport.write(data)
 
     def resume_body(self) -> None:
-        self._pause_if(False)
+        self._pause_if_full()
 
     def finished(self, exchange: HttpExchange) -> None:
         assert self._exchanges[0] is exchange
@@ -144,7 +147,7 @@ class HttpProtocol(asyncio.Protocol):
             self._parse_more()
         elif self._refusal is not None:
             self._answer_refusal()
-        elif self._half_closed or not exchange.started:
+        elif (self._half_closed and not self._unparsed) or not exchange.started:
             self._transport.close()
         else:
             self._arm(self._head_timeout if self._in_head else KEEP_ALIVE_S)
@@ -171,24 +174,35 @@ class HttpProtocol(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _parse_more(self) -> None:
-        self._pause_if(False)
         if self._unparsed and not self._ended:
             data, self._unparsed = self._unparsed, b""
             self._parse(data)
+        self._pause_if_full()
 
     def _parse(self, data: bytes) -> None:
-        """Takes `data` apart until a second request waits; the rest is kept."""
+        """Takes `data` apart until a second request waits or others have their turn; the rest is
+        kept."""
         offset = 0
         while offset < len(data) and not self._ended:
-            if len(self._exchanges) > 1 and self._incoming is None:
+            waits = len(self._exchanges) > 1 and self._incoming is None
+            if waits or offset >= _TURN:
                 self._unparsed = data[offset:]
-                self._pause_if(len(self._unparsed) > MAX_UNREAD)
-                return
-            piece = data[offset:] if self._incoming else data[offset : offset + _PIECE]
-            offset += self._feed(piece)
+                self._pause_if_full()
+                if not waits:
+                    self._loop.call_soon(self._parse_more)
+                break
+            offset += self._feed(data[offset : offset + _PIECE])
         if self._in_head and not self._ended and not self._exchanges and not self._awaits_head:
             self._arm(self._head_timeout)  # not kept up by more of the head
             self._awaits_head = True
+        if self._half_closed and not self._unparsed:
+            self._ended = True
+            if not self._owes_answers_alone():
+                self._transport.close()  # the rest of the last request does not come
+
+    def _owes_answers_alone(self) -> bool:
+        """Whether answers are due, to whole requests alone."""
+        return bool(self._exchanges) and self._incoming is None
 
     def _feed(self, piece: bytes) -> int:
         """Returns how much of `piece` has been parsed."""
@@ -201,10 +215,9 @@ class HttpProtocol(asyncio.Protocol):
                 self._decline_upgrade()
         except httptools.HttpParserError as error:
             self._refuse(ApiError(400, f"not a valid HTTP request: {error}"))
-        if self._in_head:
-            self._head_bytes += consumed
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(ApiError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
+        self._framing_bytes += consumed
+        if self._framing_bytes > MAX_HEAD_BYTES:
+            self._refuse(ApiError(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
         if self._refusal is not None:
             self._ended = True
             if self._incoming is not None:
@@ -230,7 +243,7 @@ class HttpProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
-        self._head_bytes = 0
+        self._framing_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         if not self._ignore_head:
@@ -277,8 +290,10 @@ class HttpProtocol(asyncio.Protocol):
             self._start(exchange)
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes = 0
         if self._incoming is not None:
-            self._pause_if(self._incoming.push_body(body) > MAX_UNREAD)
+            self._incoming.push_body(body)
+            self._pause_if_full()
 
     def on_message_complete(self) -> None:
         exchange = self._incoming
@@ -314,7 +329,7 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.close()
             return
         self._transport.write_eof()
-        self._pause_if(False)
+        self._pause_if_full()
         self._arm(LINGER_S, self._transport.close)
 
     def _watch_peer(self, delay: float) -> None:
@@ -326,12 +341,17 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._loop.call_later(delay, self._watch_peer, min(2 * delay, 1.0))
 
-    def _pause_if(self, pause: bool) -> None:
-        if pause and self._reading:
-            self._transport.pause_reading()
-        elif not pause and not self._reading and not self._transport.is_closing():
+    def _pause_if_full(self) -> None:
+        """What comes after the end is read and dropped, to see the client leave."""
+        waiting = self._incoming.num_waiting if self._incoming is not None else 0
+        read = self._ended or max(len(self._unparsed), waiting) <= MAX_UNREAD
+        if read == self._reading or self._transport.is_closing():
+            return
+        self._reading = read
+        if read:
             self._transport.resume_reading()
-        self._reading = not pause
+        else:
+            self._transport.pause_reading()
 
     def _arm(self, seconds: float, action: Callable[[], None] | None = None) -> None:
         self._disarm()

@@ -3,6 +3,7 @@ notices. `tools/break_server.py` sends more of the same to a server and takes ti
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from deltaserve.server.http_protocol import HttpProtocol
 from tools.break_server import Answer, Stream, answers, attack, send
 from tools.hostile_requests import Hostile, completion, hostile_requests, request
 
@@ -111,6 +114,75 @@ def test_a_body_that_is_none_is_refused_at_once(server: ServerProcess) -> None:
         (answer,) = exchange(server, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
         assert answer.status == 400
         assert "not a valid HTTP request" in error_of(answer)
+
+
+@pytest.mark.parametrize("last", [b"x: ", b"5;"], ids=["trailer", "extension"])
+def test_what_frames_a_body_has_a_size(server: ServerProcess, last: bytes) -> None:
+    """A field is put together from its parts, over and over, for as long as it grows."""
+    chunks = b"1\r\n \r\n" * 30_000 + (b"0\r\n" if last == b"x: " else b"") + last
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    (answer,) = exchange(server, head + chunks, *[b"y" * 65536] * 20)
+    assert answer.status == 431
+    assert "headers are larger than 65536 bytes" in error_of(answer)
+
+
+def test_a_turn_of_the_event_loop_parses_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body may come in chunks of a byte, each of which costs what a long one does."""
+    body = b" " * 100_000 + COMPLETION
+    framed = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    received = b""
+    sizes: list[int] = []
+    feed = HttpProtocol._feed
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal received
+        while (message := await receive())["type"] == "http.request":
+            received += message["body"]
+            if not message["more_body"]:
+                break
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    def noting(protocol: HttpProtocol, piece: bytes) -> int:
+        sizes[-1] += len(piece)
+        return feed(protocol, piece)
+
+    async def serve_one() -> bytes:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.setblocking(False)
+            await loop.create_connection(
+                lambda: HttpProtocol(application, set(), set()), sock=ours
+            )
+            monkeypatch.setattr(HttpProtocol, "_feed", noting)
+
+            def tick() -> None:
+                sizes.append(0)
+                loop.call_soon(tick)
+
+            tick()
+            await loop.sock_sendall(theirs, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + framed)
+            theirs.shutdown(socket.SHUT_WR)
+            answer = b""
+            while data := await loop.sock_recv(theirs, 1 << 16):
+                answer += data
+            return answer
+
+    answer = asyncio.run(serve_one())
+    assert answer.rpartition(b"HTTP/1.1 ")[2].startswith(b"204 ")
+    assert received == body
+    assert 0 < max(sizes) <= 1 << 15
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_client_that_ends_its_side_gets_all_its_answers(
+    server: ServerProcess, count: int
+) -> None:
+    """Also to what has not been parsed yet."""
+    body = completion("scripted", max_tokens=50, user="x" * 50_000)
+    got = exchange(server, request(body, close=False) * count, ends="half_close")
+    assert [answer.status for answer in got] == [200] * count
 
 
 def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None:
