@@ -234,6 +234,10 @@ class EngineLoop:
         request_id = request.request_id
         if self._engine is None:
             return msg.Refused(request_id, 503, "the model is still loading", None)
+        failure = None if compiled is None else compiled.exception()
+        if failure is not None and not isinstance(failure, GrammarError):
+            logger.error("request %s: no grammar", request_id, exc_info=failure)
+            return msg.Refused(request_id, 500, "the grammar could not be compiled", None)
         try:
             self._engine.add_request(request_id, request.prompt_ids, request.params, compiled)
         except QueueFullError as error:

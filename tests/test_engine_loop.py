@@ -66,6 +66,15 @@ def test_a_flood_of_requests_is_read_between_steps(
     assert socket.left == []
 
 
+class CompilingEngine(ScriptedEngine):
+    def __init__(self, compiled: Future[Any]) -> None:
+        super().__init__(Script())
+        self._compiled = compiled
+
+    def compile(self, grammar: Grammar) -> Future[Any]:
+        return self._compiled
+
+
 def test_a_client_leaves_while_its_grammar_is_compiled(tmp_path: Path) -> None:
     params = SamplingParams(grammar=Grammar("regex", "a+"))
     messages = [
@@ -76,13 +85,27 @@ def test_a_client_leaves_while_its_grammar_is_compiled(tmp_path: Path) -> None:
     ]
     socket: Any = FakeSocket(messages)
     compiled: Future[Any] = Future()
-
-    class Engine(ScriptedEngine):
-        def compile(self, grammar: Grammar) -> Future[Any]:
-            return compiled
-
-    assert EngineLoop(socket, Script(), tmp_path).run(Engine(Script())) == 0
+    assert EngineLoop(socket, Script(), tmp_path).run(CompilingEngine(compiled)) == 0
     stats = msg.decode_from_engine(socket.sent[-1])
     assert isinstance(stats, msg.EngineStats)
     assert stats.num_finished["abort"] == 1
     assert compiled.cancelled()
+
+
+def test_a_compiler_that_fails_refuses_its_request_alone(tmp_path: Path) -> None:
+    grammar = SamplingParams(grammar=Grammar("regex", "a+"))
+    socket: Any = FakeSocket([msg.Add("a", [ENDLESS], grammar)])
+    compiled: Future[Any] = Future()
+    compiled.set_exception(OSError("no process can be started"))
+
+    def poll(timeout: int) -> bool:
+        """The rest comes once "a" has been answered."""
+        if not socket.left:
+            socket.left = [msg.encode(msg.Shutdown())]
+        return True
+
+    socket.poll = poll
+    assert EngineLoop(socket, Script(), tmp_path).run(CompilingEngine(compiled)) == 0
+    answers = map(msg.decode_from_engine, socket.sent)
+    refusal = msg.Refused("a", 500, "the grammar could not be compiled", None)
+    assert refusal in list(answers)
