@@ -25,7 +25,8 @@ on a budget of at least 64) a few; each is found by preempting all others if nee
 refuses what does not fit alone. When nothing runs, the head is admitted: nothing is reserved or
 owed, and all blocks and slots are free. It has to wait only for the ids it has been issued, and
 `update` brings those. Hence the oldest sequence ends, then the next one, and so on; nothing
-starves. A preempted sequence keeps its output ids and is replayed, so no token is lost.
+starves but what `priority` keeps behind all that still comes. A preempted sequence keeps its output
+ids and is replayed, so no token is lost.
 """
 
 from __future__ import annotations
