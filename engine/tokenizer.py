@@ -20,6 +20,8 @@ from tokenizers import Tokenizer as BpeTokenizer
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 """Both end a turn, whatever the checkpoint's config lists."""
+MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Text like any other, to be read in the output, also where a checkpoint calls them special."""
 
 
 def _byte_level_alphabet() -> dict[int, int]:
@@ -58,7 +60,11 @@ class Tokenizer:
         added = self._bpe.get_added_tokens_decoder()
         self._bytes: dict[int, bytes] = {id_: t.content.encode() for id_, t in added.items()}
         self.added_ids = frozenset(added)
-        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.special_ids = frozenset(
+            id_
+            for id_, token in added.items()
+            if token.special and token.content not in MARKUP_TOKENS
+        )
         self.vocab_limit = 1 + max((*base.values(), *added))
         self.max_token_bytes = max(map(len, (*base, *(t.content.encode() for t in added.values()))))
         ids = (self._bpe.token_to_id(token) for token in END_TOKENS)

@@ -13,18 +13,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.engine.capacity import Capacity
+from deltaserve.engine.sampling_params import SamplingParams
 
 from .admission import admit, require_model, require_ready
-from .answer import Shown
+from .answer import ChoiceState, Shown
 from .chat_answer import ChatAnswer
+from .chat_grammar import chat_grammar
 from .chat_messages import read_messages, read_tools, tool_parameters_by_name
 from .chat_prompt import render_chat, require_template
-from .chat_protocol import ChatBody, parse_chat, tool_choice
+from .chat_protocol import ChatBody, chosen_tools, parse_chat
 from .chat_template import ChatTemplate
+from .errors import ApiError
 from .json_body import invalid
 from .prompts import PromptLimits, encode
 from .protocol import num_choices
-from .reasoning import MessageRouter, reasoning_is_open
+from .reasoning import THINK_END, MessageRouter, reasoning_is_open
 from .reply import reply
 from .request_body import read_json_body
 from .sampling_fields import sampling_params
@@ -50,8 +53,20 @@ async def _answer(request: Request, state: ServerState, fields: ChatBody) -> Res
     n = num_choices(fields, 1)
     tools = read_tools(fields.tools)
     callable_tools = tool_parameters_by_name(tools)
-    if tool_choice(fields, frozenset(callable_tools)) == "none":  # then the model sees none
+    choice = chosen_tools(fields, callable_tools)
+    if choice == "none":  # then the model sees none
         tools, callable_tools = [], {}
+    text = await render_chat(
+        template,
+        await read_messages(fields.messages),
+        tools,
+        _template_arguments(fields, template),
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        max_chars=limits.max_chars,
+    )
+    reasoning = reasoning_is_open(text)
+    start_after = tuple(tokenizer.encode(THINK_END)) if reasoning else ()
     shown = Shown(
         (fields.top_logprobs or 0) if fields.logprobs else None,
         fields.prompt_logprobs,
@@ -62,22 +77,13 @@ async def _answer(request: Request, state: ServerState, fields: ChatBody) -> Res
         "max_tokens": fields.max_tokens or facts.capacity.max_model_len,
         "logprobs": shown.logprobs,
         "prompt_logprobs": shown.prompt_logprobs,
+        "grammar": chat_grammar(fields, tools, choice, start_after),
     }
     params = await sampling_params(fields, chosen, tokenizer, facts.vocab_limit)
-    text = await render_chat(
-        template,
-        await read_messages(fields.messages),
-        tools,
-        _template_arguments(fields, template),
-        add_generation_prompt=fields.add_generation_prompt,
-        continue_final_message=fields.continue_final_message,
-        max_chars=limits.max_chars,
-    )
     prompt_ids = await encode(tokenizer, text, limits, "messages")
     if fields.max_tokens is None:
         most = max(_room(facts.capacity, len(prompt_ids)), params.min_tokens, 1)
         params = replace(params, max_tokens=most)
-    reasoning = reasoning_is_open(text)
     max_calls = 1 if fields.parallel_tool_calls is False else None
     wake = asyncio.Event()
     answer = ChatAnswer(
@@ -86,10 +92,27 @@ async def _answer(request: Request, state: ServerState, fields: ChatBody) -> Res
         tokenizer=tokenizer,
         shown=shown,
         wake=wake,
-        choices=await admit(request, state, params, [prompt_ids], n, wake),
+        choices=await _admit(request, state, params, prompt_ids, n, wake),
         routers=[MessageRouter(reasoning, callable_tools or None, max_calls) for _ in range(n)],
     )
     return await reply(request, answer, fields.stream, fields.stream_options)
+
+
+async def _admit(
+    request: Request,
+    state: ServerState,
+    params: SamplingParams,
+    prompt_ids: list[int],
+    n: int,
+    wake: asyncio.Event,
+) -> list[ChoiceState]:
+    """What the engine says of the prompt is said of the messages here."""
+    try:
+        return await admit(request, state, params, [prompt_ids], n, wake)
+    except ApiError as error:
+        if error.param == "prompt":
+            error.param = "messages"
+        raise
 
 
 def _room(capacity: Capacity, num_prompt: int) -> int:

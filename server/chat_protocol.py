@@ -5,6 +5,7 @@ Sampling fields are protocol.py's; messages and tools chat_messages.py's.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -39,6 +40,7 @@ CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
 }
+ToolChoice = Literal["auto", "none", "required"] | dict[str, Any]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -206,20 +208,25 @@ def parse_chat(body: bytes) -> ChatBody:
     return fields
 
 
-def tool_choice(fields: ChatBody, names: frozenset[str]) -> Literal["auto", "none"]:
-    """Whether the tools of these names may be called. Raises ApiError 400."""
+def chosen_tools(fields: ChatBody, names: Collection[str]) -> ToolChoice:
+    """What the model may do with the tools of these names; "auto" without any is "none". Raises
+    ApiError 400."""
     choice = fields.tool_choice
-    if choice is None:
+    if choice is None or choice == "auto":
         return "auto" if names else "none"
-    if choice == "auto" or choice == "none":
-        return "auto" if choice == "auto" and names else "none"
-    if choice == "required" or _named(choice) is not None:
-        raise invalid("tool_choice", "tool_choice: only auto and none are supported by this server")
-    raise invalid(
-        "tool_choice",
-        'tool_choice: must be "auto", "none", "required" or '
-        '{"type": "function", "function": {"name": ...}}',
-    )
+    if choice == "none":
+        return "none"
+    name = _named(choice)
+    if choice != "required" and name is None:
+        raise invalid(
+            "tool_choice",
+            'tool_choice: must be "auto", "none", "required" or '
+            '{"type": "function", "function": {"name": ...}}',
+        )
+    if not names or (name is not None and name not in names):
+        which = "there are no tools" if not names else f"there is no tool {name!r:.100}"
+        raise invalid("tool_choice", f"tool_choice: {which}")
+    return "required" if name is None else {"type": "function", "function": {"name": name}}
 
 
 def _named(choice: Any) -> str | None:
@@ -228,6 +235,25 @@ def _named(choice: Any) -> str | None:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
+
+
+_TOOL_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": ["auto", "none", "required", None]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {"name": {"type": "string"}},
+                },
+            },
+        },
+    ]
+}
 
 
 def chat_schemas(ref_template: str = "#/components/schemas/{name}") -> dict[str, Any]:
@@ -239,6 +265,6 @@ def chat_schemas(ref_template: str = "#/components/schemas/{name}") -> dict[str,
     schemas["ChatBody"]["properties"] |= {
         "messages": MESSAGES_SCHEMA,
         "tools": TOOLS_SCHEMA,
-        "tool_choice": {"enum": ["auto", "none", None]},
+        "tool_choice": _TOOL_CHOICE_SCHEMA,
     }
     return schemas

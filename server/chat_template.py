@@ -139,7 +139,9 @@ def load_chat_template(model_path: str | Path, replacement: str | None) -> ChatT
     config = _read_config(config_path)
     special_tokens = _special_tokens(config)
     file = directory / "chat_template.jinja" if replacement is None else Path(replacement)
-    if replacement is not None or file.is_file():
+    if replacement is not None and not file.is_file():
+        raise ValueError(f"there is no file {replacement}")
+    if file.is_file():
         try:
             source = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

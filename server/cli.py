@@ -128,8 +128,13 @@ def _server_options(given: Mapping[str, Any]) -> ServerOptions:
     for origin in options.cors_origins:
         if origin != "*" and not _is_origin(origin):
             raise UsageError(f"--cors-origin: must be * or as https://example.com, got {origin!r}")
-    if options.chat_template is not None and not Path(options.chat_template).is_file():
-        raise UsageError(f"--chat-template: there is no file {options.chat_template}")
+    if options.chat_template is not None:
+        from .chat_template import load_chat_template
+
+        try:
+            load_chat_template(options.model_path, options.chat_template)
+        except ValueError as error:
+            raise UsageError(f"--chat-template: {error}") from None
     return options
 
 

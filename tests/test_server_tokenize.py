@@ -16,6 +16,13 @@ from deltaserve.server.tokenize import read_tokenizer_info, tokenizer_schemas
 from .server_process import ServerProcess, start_scripted
 from .tiny_checkpoint import IM_END_ID
 
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    "{% if tools %}[{{ tools[0].function.name }}]{% endif %}"
+    "{% if add_generation_prompt %}{{ eos_token }}"
+    "{{ 'no ' if not enable_thinking }}think{% endif %}"
+)
+HELLO = [{"role": "user", "content": "the "}]
 CONFIG = {
     "tokenizer_class": "Qwen2TokenizerFast",
     "eos_token": {"content": "<|im_end|>", "lstrip": False},
@@ -28,7 +35,7 @@ CONFIG = {
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenize")
     (path / "tokenizer_config.json").write_text(json.dumps(CONFIG))
-    (path / "chat_template.jinja").write_text("{{ messages }}")
+    (path / "chat_template.jinja").write_text(TEMPLATE)
     return path
 
 
@@ -62,6 +69,31 @@ def test_tokenize(server: ServerProcess, directory: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "user:the <|im_end|>no think"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "user:the <|im_end|>think"),
+        ({"add_generation_prompt": False}, "user:the "),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "user:the [f]<|im_end|>no think",
+        ),
+    ],
+)
+def test_tokenize_messages(server: ServerProcess, fields: dict[str, Any], text: str) -> None:
+    body = post(server, "/tokenize", messages=HELLO, **fields).json()
+    assert post(server, "/detokenize", tokens=body["tokens"]).json() == {"prompt": text}
+    assert body["count"] == len(body["tokens"])
+
+
+def test_tokenize_a_message_to_continue(server: ServerProcess) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "in "}]
+    body = post(server, "/tokenize", messages=messages, continue_final_message=True).json()
+    shown = post(server, "/detokenize", tokens=body["tokens"]).json()
+    assert shown == {"prompt": "user:the assistant:in "}
+
+
 def test_the_empty_text_has_no_tokens(server: ServerProcess) -> None:
     assert post(server, "/tokenize", prompt="").json()["tokens"] == []
     assert post(server, "/detokenize", tokens=[]).json() == {"prompt": ""}
@@ -83,7 +115,16 @@ REFUSALS = [
     ("/tokenize", {}, 400, "prompt", "prompt: is required"),
     ("/tokenize", {"prompt": 5}, 400, "prompt", "prompt: must be a string, got int"),
     ("/tokenize", {"prompt": ["a"]}, 400, "prompt", "prompt: must be a string, got array"),
-    ("/tokenize", {"messages": []}, 400, "messages", "messages: not supported by this server"),
+    ("/tokenize", {"messages": []}, 400, "messages", "messages: must not be empty"),
+    ("/tokenize", {"messages": HELLO, "prompt": "a"}, 400, "prompt", "not together with messages"),
+    ("/tokenize", {"prompt": "a", "tools": []}, 400, "tools", "tools: needs messages"),
+    (
+        "/tokenize",
+        {"messages": HELLO, "chat_template_kwargs": {"mood": 1}},
+        400,
+        "chat_template_kwargs",
+        "the chat template has no such one",
+    ),
     ("/tokenize", {"prompt": "a", "x": 1}, 400, "x", "unknown field 'x'"),
     ("/tokenize", {"prompt": "a", "model": "b"}, 404, "model", "the model 'b' does not exist"),
     ("/detokenize", {}, 400, "tokens", "tokens: is required"),
@@ -109,7 +150,6 @@ def test_the_schema_has_the_fields_that_are_read(server: ServerProcess) -> None:
         ("/tokenize", "TokenizeBody", {"prompt": "a"}),
         ("/detokenize", "DetokenizeBody", {"tokens": [1]}),
     ):
-        assert schemas[name]["required"] == list(fields)
         assert schemas[name]["additionalProperties"] is False
         everything = dict.fromkeys(schemas[name]["properties"]) | fields
         answer = post(server, path, **everything)
@@ -124,7 +164,7 @@ def test_tokenizer_info(server: ServerProcess) -> None:
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "bos_token": None,
-        "chat_template": "{{ messages }}",
+        "chat_template": TEMPLATE,
     }
 
 
