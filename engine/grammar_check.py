@@ -24,7 +24,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-CPU_SECONDS = 3.0
+CPU_SECONDS = 2.0
 MAX_ADDRESS_SPACE = 1 << 30
 MAX_CHOICES = 10_000
 MAX_ERROR_CHARS = 500
@@ -113,7 +113,9 @@ def _answer(tokenizer: LLTokenizer, request: dict[str, str]) -> dict[str, Any]:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())[:MAX_ERROR_CHARS]
+    """Without most of the grammar's own text, which may be all of one long word."""
+    words = (word if len(word) <= 80 else word[:40] + "..." for word in message.split())
+    return " ".join(words)[:MAX_ERROR_CHARS]
 
 
 def _resident_bytes() -> int:
