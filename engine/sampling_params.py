@@ -95,9 +95,7 @@ class SamplingParams:
             if not isinstance(value, bool):
                 raise ValueError(f"{name}: must be true or false, got {type(value).__name__}")
         if self.cache_salt is not None:
-            _check_length("cache_salt", len(self.cache_salt), MAX_CACHE_SALT_CHARS, "characters")
-            if not self.cache_salt:
-                raise ValueError("cache_salt: must not be empty")
+            _check_salt(self.cache_salt)
 
     @property
     def uses_penalties(self) -> bool:
@@ -150,6 +148,16 @@ class SamplingParams:
                 raise ValueError("bad_words: every sequence must hold at least one token id")
             _check_length("bad_words", len(word), MAX_BAD_WORD_IDS, "ids a sequence")
             _check_token_ids("bad_words", word)
+
+
+def _check_salt(salt: object) -> None:
+    if not isinstance(salt, str):
+        raise ValueError(f"cache_salt: must be a string, got {type(salt).__name__}")
+    _check_length("cache_salt", len(salt), MAX_CACHE_SALT_CHARS, "characters")
+    if not salt:
+        raise ValueError("cache_salt: must not be empty")
+    if any("\ud800" <= char <= "\udfff" for char in salt):  # it is hashed as UTF-8
+        raise ValueError("cache_salt: has a lone surrogate, which is no character")
 
 
 def _check_length(name: str, length: int, limit: int, unit: str) -> None:

@@ -49,6 +49,8 @@ ALLOWED = sampling_params.MAX_ALLOWED_TOKEN_IDS
         ("include_stop_str_in_output", "no", "must be true or false"),
         ("cache_salt", "", "must not be empty"),
         ("cache_salt", "x" * 257, "at most 256 characters"),
+        ("cache_salt", "a\ud800", "lone surrogate"),
+        ("cache_salt", 5, "must be a string"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 30 else "",
 )
