@@ -56,15 +56,18 @@ def tool_choice_grammar(
         f"text[suffix={json.dumps(_VALUE_END)}]: /(?s:.*)/",
     ]
     for number, (name, function) in enumerate(functions.items()):
-        rules += _function_rules(f"f{number}", name, function.get("parameters") or {})
+        parameters = function.get("parameters")
+        schema = parameters if isinstance(parameters, Mapping) else {}
+        rules += _function_rules(f"f{number}", name, schema)
     return make_grammar("lark", "\n".join(rules), start_after, "tools")
 
 
 def _function_rules(rule: str, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     properties = schema.get("properties")
     properties = dict(properties) if isinstance(properties, Mapping) else {}
-    required = schema.get("required")
-    required = required if isinstance(required, list) else []
+    listed = schema.get("required")
+    listed = listed if isinstance(listed, list) else []
+    required = [name for name in listed if isinstance(name, str)]
     for parameter in required:
         properties.setdefault(parameter, {})
     parts = [_literal(f"<function={name}>\n")]
@@ -104,13 +107,14 @@ def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[list[st
     ]
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     types = schema.get("type")
+    types = [types] if isinstance(types, str) else types
     if isinstance(reference, str):
         yield from _kinds(_referred(reference, root), root, depth - 1)
     elif isinstance(values, list):
         texts = [value for value in values if isinstance(value, str)]
         yield texts if len(texts) == len(values) else [] if texts else None
-    elif types is not None:
-        yield [] if "string" in ([types] if isinstance(types, str) else types) else None
+    elif isinstance(types, list):
+        yield [] if "string" in types else None
     elif inner:
         for part in inner:
             yield from _kinds(part, root, depth - 1)
