@@ -105,6 +105,7 @@ class Supervisor:
             number,
             AttachedEngine(self._process.address, self._process.pid),
             self._listeners[number],
+            self._engine.facts is not None,
             functools.partial(self._ended, number),
         )
 
@@ -141,11 +142,12 @@ class _WorkerProcess:
         number: int,
         engine: AttachedEngine,
         listener: socket.socket,
+        replaces: bool,
         ended: Callable[[], None],
     ) -> None:
         self._process = multiprocessing.get_context("spawn").Process(
             target=run_worker,
-            args=(options, number, engine, listener),
+            args=(options, number, engine, listener, replaces),
             name=f"deltaserve-worker-{number}",
         )
         start_with_signals_blocked(self._process)
@@ -175,7 +177,11 @@ class _WorkerProcess:
 
 
 def run_worker(
-    options: ServerOptions, number: int, attached: AttachedEngine, listener: socket.socket
+    options: ServerOptions,
+    number: int,
+    attached: AttachedEngine,
+    listener: socket.socket,
+    replaces: bool,
 ) -> None:
     """Main of a spawned worker. It ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent passes it on as SIGTERM
@@ -186,7 +192,7 @@ def run_worker(
         assert parent is not None
         asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
         engine = AsyncEngine(attached, options.step_timeout, options.request_timeout)
-        worker = Worker(options, engine, listener)
+        worker = Worker(options, engine, listener, replaces)
         worker.stop_on(signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         return await worker.run()

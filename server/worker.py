@@ -31,12 +31,21 @@ FLUSH_S = 5.0  # for clients to take the last bytes of their answers
 
 
 class Worker:
-    """`stop` once asks it to drain, twice not to wait."""
+    """`stop` once asks it to drain, twice not to wait.
+
+    `replaces`: it follows one that died while its engine was ready, and lets clients wait for the
+    moment it takes to load rather than tell them that the model is loading.
+    """
 
     def __init__(
-        self, options: ServerOptions, engine: AsyncEngine, listener: socket.socket
+        self,
+        options: ServerOptions,
+        engine: AsyncEngine,
+        listener: socket.socket,
+        replaces: bool = False,
     ) -> None:
         self._options = options
+        self._replaces = replaces
         self._engine = engine
         self._state = ServerState(engine=engine, options=options, created=int(time.time()))
         self._http = HttpServer(
@@ -61,11 +70,14 @@ class Worker:
     async def run(self) -> int:
         """Starts the engine's client, serves until `stop`; the exit code of the process."""
         await self._engine.start()
-        await self._http.start()
+        if not self._replaces:
+            await self._http.start()
         loading = asyncio.create_task(self._load())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if self._replaces:
+                await self._http.start()
             failed = loading.done() and not loading.result()
             if not failed:
                 await stopping

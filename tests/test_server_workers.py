@@ -119,6 +119,21 @@ def test_a_dead_worker_takes_only_its_own_connections_along(server: ServerProces
     assert server.complete(model="scripted", prompt="a", max_tokens=1).status_code == 200
 
 
+def test_who_comes_before_the_new_worker_has_loaded_waits_for_it(server: ServerProcess) -> None:
+    os.kill(min(worker_pids(server)), signal.SIGKILL)
+    body = b'{"model":"scripted","prompt":"a","max_tokens":1}'
+    connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(12)]
+    for connection in connections:  # some of them to the dead one's socket
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+    for connection in connections:
+        connection.settimeout(60)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.close()
+
+
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     started = start_workers(tmp_path)
