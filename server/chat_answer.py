@@ -154,6 +154,6 @@ def _whole_calls(deltas: Sequence[CallDelta]) -> list[ToolCall]:
     calls: list[ToolCall] = []
     for delta in deltas:
         if delta.name is not None and delta.id is not None:
-            calls.append(ToolCall(delta.id, FunctionCall(delta.name, "")))
+            calls.append(ToolCall(id=delta.id, function=FunctionCall(delta.name, "")))
         calls[delta.index].function.arguments += delta.arguments
     return calls

@@ -77,20 +77,20 @@ class FunctionCall(msgspec.Struct):
     arguments: str
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, kw_only=True):
     id: str
-    function: FunctionCall
     type: str = "function"
+    function: FunctionCall
 
 
-class ChatMessage(msgspec.Struct):
+class ChatMessage(msgspec.Struct, kw_only=True):
     """The last three are there where the output has them; the reasoning under both names."""
 
+    role: str = "assistant"
     content: str | None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    role: str = "assistant"
 
 
 class FunctionDelta(msgspec.Struct):
