@@ -152,9 +152,7 @@ def test_a_turn_of_the_event_loop_parses_a_little(monkeypatch: pytest.MonkeyPatc
         ours, theirs = socket.socketpair()
         with theirs:
             theirs.setblocking(False)
-            await loop.create_connection(
-                lambda: HttpProtocol(application, set(), set()), sock=ours
-            )
+            await loop.create_connection(lambda: HttpProtocol(application, set(), set()), sock=ours)
             monkeypatch.setattr(HttpProtocol, "_feed", noting)
 
             def tick() -> None:
