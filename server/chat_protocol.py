@@ -17,6 +17,7 @@ from .chat_messages import MESSAGES_SCHEMA, TOOLS_SCHEMA
 from .json_body import BodyParser, invalid
 from .protocol import (
     INT32,
+    LONG_FIELDS,
     NO_EFFECT,
     REFUSED,
     PromptLogprobs,
@@ -177,7 +178,7 @@ class ChatChunk(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-_parser = BodyParser(ChatBody)
+_parser = BodyParser(ChatBody, LONG_FIELDS)
 
 
 def parse_chat(body: bytes) -> ChatBody:

@@ -197,7 +197,9 @@ class Completion(msgspec.Struct):
     object: str = "text_completion"
 
 
-_parser = BodyParser(CompletionBody, {"allowed_token_ids": 12 * MAX_ALLOWED_TOKEN_IDS})
+LONG_FIELDS = {"allowed_token_ids": 12 * MAX_ALLOWED_TOKEN_IDS}
+"""Bytes of fields that may be longer than others."""
+_parser = BodyParser(CompletionBody, LONG_FIELDS)
 
 
 def parse_completion(body: bytes) -> CompletionBody:

@@ -26,8 +26,12 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("hostile")
+    (directory / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role + m.content + (m.name or '') }}{% endfor %}{{ tools }}"
+    )
     started = start_scripted(
-        tmp_path_factory.mktemp("hostile"),
+        directory,
         step_s=0.002,
         max_running=8,
         max_queue=64,
@@ -57,6 +61,7 @@ def test_hostile_requests_get_no_5xx_and_disturb_nothing(server: ServerProcess) 
     report = attack(server.port, requests)
     assert report.complaints == []
     assert report.num_requests == 800
+    assert "POST /v1/chat/completions 200 " in server.log()
     assert min(report.statuses[status] for status in (200, 400, 404, 405, 413, 431)) > 0
     for n, stream in enumerate(streams):
         stream.join(60)

@@ -39,10 +39,18 @@ presence_penalty frequency_penalty repetition_penalty logit_bias seed stop stop_
 skip_special_tokens include_stop_str_in_output logprobs prompt_logprobs echo n best_of suffix stream
 stream_options user allowed_token_ids bad_words response_format guided_json guided_regex
 structured_outputs return_token_ids priority cache_salt unknown_field"""
+_CHAT_FIELDS = """messages tools tool_choice parallel_tool_calls max_completion_tokens logprobs
+top_logprobs chat_template_kwargs add_generation_prompt continue_final_message reasoning_effort
+response_format functions modalities chat_template stream n stop"""
+_MESSAGE_FIELDS = """role content name reasoning_content reasoning tool_calls tool_call_id refusal
+audio function_call unknown_field"""
 _VALUES = r"""null true false 0 -1 1 2 128 129 1e5 1e308 -1e308 1e400 1.5 -0.0 NaN -Infinity
 Infinity "" "x" "\ud800" "\udc00\ud800" "\u0000" [] {} [[]] [{}] [null] [""] ["\ud83d"] [50] [-1]
 [1.5] [true] [1e30] {"a":1} {"1":1e400} {"1":"x"} {"-1":5} {"99999999999999999999":1}
-{"type":"json_object"} {"include_usage":1} {"a":{"b":[]}}"""
+{"type":"json_object"} {"include_usage":1} {"a":{"b":[]}} "auto" "required" {"type":"function"}
+[{"type":"function"}] [{"type":"function","function":{"name":"f","parameters":{"$ref":"#"}}}]
+[{"role":"user"}] [{"role":"assistant","content":[{"type":"image_url"}]}] "assistant" "tool"
+[{"function":{"name":"f","arguments":"{"}}] [{"type":"text","text":5}] {"enable_thinking":[]}"""
 BIG_VALUES = (
     "9" * 400,
     "-" + "9" * 5000,
@@ -115,7 +123,7 @@ def hostile_requests(rng: random.Random, model: str, count: int) -> Iterator[Hos
     kinds: tuple[Callable[[random.Random, str], Hostile], ...] = (
         _wrong_field,
         _wrong_field,
-        _wrong_field,
+        _wrong_chat,
         _wrong_body,
         _wrong_route,
         _wrong_framing,
@@ -133,14 +141,32 @@ def _wrong_field(rng: random.Random, model: str) -> Hostile:
     value = rng.choice(BIG_VALUES) if rng.random() < 0.1 else rng.choice(_VALUES.split())
     valid = {"model": json.dumps(model), "prompt": "[150, 50]", "max_tokens": "1"}
     fields = {**valid, name: value}
-    body = "{" + ",".join(f'"{key}":{text}' for key, text in fields.items()) + "}"
     path = rng.choice(("/v1/completions", "/v1/completions", "/tokenize", "/detokenize"))
-    return Hostile(f"{path} {name}={value[:40]}", (request(body.encode(), path=path),))
+    return Hostile(f"{path} {name}={value[:40]}", (request(_object(fields).encode(), path=path),))
+
+
+def _wrong_chat(rng: random.Random, model: str) -> Hostile:
+    """A wrong field of a chat, or of one of its messages."""
+    value = rng.choice(BIG_VALUES) if rng.random() < 0.1 else rng.choice(_VALUES.split())
+    message = {"role": '"user"', "content": '"hi"'}
+    within = rng.random() < 0.5
+    name = rng.choice((_MESSAGE_FIELDS if within else _CHAT_FIELDS).split())
+    if within:
+        message[name] = value
+    fields = {"model": json.dumps(model), "max_tokens": "1", "messages": f"[{_object(message)}]"}
+    if not within:
+        fields[name] = value
+    path = "/v1/chat/completions" if rng.random() < 0.8 else "/tokenize"
+    return Hostile(f"{path} {name}={value[:40]}", (request(_object(fields).encode(), path=path),))
+
+
+def _object(fields: dict[str, str]) -> str:
+    return "{" + ",".join(f'"{key}":{text}' for key, text in fields.items()) + "}"
 
 
 def _wrong_body(rng: random.Random, model: str) -> Hostile:
     body = rng.choice(BODIES)
-    path = rng.choice(("/v1/completions", "/tokenize", "/detokenize"))
+    path = rng.choice(("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"))
     return Hostile(
         f"{path} body {body[:30]!r}", (request(body, path=path),), statuses=frozenset({400})
     )
