@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import LifoQueue
 
 from .grammar import Grammar, GrammarError
 from .grammar_check import compile_grammar
@@ -35,7 +35,7 @@ class Grammars:
         """`end_ids` may come where a grammar may end; masks are for ids below `vocab_size`."""
         self._vocabulary = GrammarVocabulary(tokenizer, end_ids, vocab_size)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
-        self._checkers: SimpleQueue[GrammarChecker] = SimpleQueue()
+        self._checkers: LifoQueue[GrammarChecker] = LifoQueue()
         for _ in range(NUM_THREADS):
             self._checkers.put(GrammarChecker(self._vocabulary))
         self._compiled: OrderedDict[_Key, CompiledFuture] = OrderedDict()
