@@ -262,6 +262,17 @@ class Request:
     params: SamplingParams
 
 
+ADJUSTMENTS: tuple[dict[str, Any], ...] = (
+    {"repetition_penalty": 1.5, "frequency_penalty": 1.0},
+    {
+        "allowed_token_ids": tuple(range(12)),
+        "bad_words": tuple((i, j) for i in range(12) for j in range(i % 2, 12, 2)),
+    },
+    {},
+)
+"""What depends on the prompt and the output so far, on the device and on the host."""
+
+
 def random_requests(rng: random.Random, count: int) -> list[Request]:
     """A tree of prompts: each takes an earlier one's beginning, of any length, and goes on."""
     requests: list[Request] = []
@@ -277,6 +288,7 @@ def random_requests(rng: random.Random, count: int) -> list[Request]:
             ignore_eos=True,
             cache_salt=rng.choice([None] * 5 + ["salt"]),
             prompt_logprobs=rng.choice([None] * 5 + [0]),
+            **ADJUSTMENTS[number % len(ADJUSTMENTS)],
         )
         requests.append(Request(str(number), prompt, params))
     return requests
