@@ -26,6 +26,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 CPU_SECONDS = 2.0
 MAX_ADDRESS_SPACE = 1 << 30
+MAX_STACK = 4 << 20
+"""Half of what a thread of the engine has."""
 MAX_CHOICES = 10_000
 MAX_ERROR_CHARS = 500
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,48}"
@@ -126,6 +128,7 @@ def _resident_bytes() -> int:
 def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_STACK, (MAX_STACK, MAX_STACK))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = _small_tokenizer(sys.stdin.buffer.readline())
     for line in sys.stdin.buffer:

@@ -32,7 +32,9 @@ class GrammarChecker:
         try:
             process.stdin.write(question + b"\n")
             process.stdin.flush()
-            if select.select([process.stdout], [], [], WALL_SECONDS)[0]:
+            poll = select.poll()
+            poll.register(process.stdout, select.POLLIN)
+            if poll.poll(WALL_SECONDS * 1000):
                 line = process.stdout.readline()
         except BrokenPipeError:
             pass
@@ -42,6 +44,12 @@ class GrammarChecker:
         if "error" in answer:
             raise GrammarError(grammar, answer["error"])
         return answer["grammar"], answer["bytes"]
+
+    def kill(self) -> None:
+        """From any thread: what `check` waits for does not come."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         if self._process is not None:

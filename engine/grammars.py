@@ -6,6 +6,7 @@ process that it may bring down (`grammar_check`), then here, without the GIL.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from queue import LifoQueue
@@ -17,6 +18,8 @@ from .grammar_state import CompiledFuture, CompiledGrammar
 from .grammar_vocabulary import GrammarVocabulary
 from .request_queue import QueueFullError
 from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
 MAX_COMPILED = 256
@@ -35,9 +38,10 @@ class Grammars:
         """`end_ids` may come where a grammar may end; masks are for ids below `vocab_size`."""
         self._vocabulary = GrammarVocabulary(tokenizer, end_ids, vocab_size)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
-        self._checkers: LifoQueue[GrammarChecker] = LifoQueue()
-        for _ in range(NUM_THREADS):
-            self._checkers.put(GrammarChecker(self._vocabulary))
+        self._checkers = tuple(GrammarChecker(self._vocabulary) for _ in range(NUM_THREADS))
+        self._free_checkers: LifoQueue[GrammarChecker] = LifoQueue()
+        for checker in self._checkers:
+            self._free_checkers.put(checker)
         self._compiled: OrderedDict[_Key, CompiledFuture] = OrderedDict()
 
     def load(self) -> None:
@@ -45,11 +49,12 @@ class Grammars:
         self._threads.submit(lambda: self._vocabulary.tokenizer)
 
     def compile(self, grammar: Grammar) -> CompiledFuture:
-        """Its exception may be a GrammarError. Equal grammars share one; a cancelled future is
-        forgotten. Raises QueueFullError."""
+        """Its exception is a GrammarError, or a QueueFullError where a process or memory could not
+        be had. Equal grammars share one, unless that failed or was cancelled. Raises
+        QueueFullError."""
         key = grammar.kind, grammar.text
         known = self._compiled.get(key)
-        if known is not None and not known.cancelled():
+        if known is not None and not _is_void(known):
             self._compiled.move_to_end(key)
             return known
         if sum(not future.done() for future in self._compiled.values()) >= MAX_WAITING:
@@ -60,18 +65,33 @@ class Grammars:
         return future
 
     def close(self) -> None:
-        """Ends threads and processes. Idempotent."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        while not self._checkers.empty():
-            self._checkers.get().close()
+        """Ends threads and processes, whatever they are at. Idempotent."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for checker in self._checkers:
+            checker.kill()
+        self._threads.shutdown(wait=True)
+        for checker in self._checkers:
+            checker.close()
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        try:
+            return self._check_and_compile(grammar)
+        except GrammarError:
+            raise
+        except (OSError, MemoryError) as error:
+            logger.exception("no grammar can be compiled now")
+            raise QueueFullError("no grammar can be compiled now; try again later") from error
+        except BaseException as error:  # a panic of llguidance is no Exception
+            logger.exception("a grammar cannot be compiled")
+            raise GrammarError(grammar, "cannot be compiled") from error
+
+    def _check_and_compile(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self._vocabulary
-        checker = self._checkers.get()
+        checker = self._free_checkers.get()
         try:
             text, num_bytes = checker.check(grammar)
         finally:
-            self._checkers.put(checker)
+            self._free_checkers.put(checker)
         try:
             matcher = compile_grammar(vocabulary.tokenizer, text)
         except ValueError as error:
@@ -84,7 +104,12 @@ class Grammars:
         for number, (key, future) in enumerate(reversed(list(self._compiled.items()))):
             if not future.done():
                 continue
-            if not future.cancelled() and future.exception() is None:
+            if not _is_void(future) and future.exception() is None:
                 total += future.result().num_bytes
-            if number >= MAX_COMPILED or total > MAX_COMPILED_BYTES or future.cancelled():
+            if number >= MAX_COMPILED or total > MAX_COMPILED_BYTES or _is_void(future):
                 del self._compiled[key]
+
+
+def _is_void(future: CompiledFuture) -> bool:
+    """Whether it says nothing about its grammar."""
+    return future.cancelled() or (future.done() and isinstance(future.exception(), QueueFullError))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,4 +243,33 @@ def test_so_many_wait_to_be_compiled_and_no_more(
     assert again is not waiting[1]
     go_on.set()
     assert again.result(60).end_ids == ENDS
+    made.close()
+
+
+def test_where_no_process_can_be_had_it_is_to_be_tried_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Grammars(tokenizer, ENDS, VOCAB)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        failed = made.compile(Grammar("regex", "a"))
+        with pytest.raises(QueueFullError, match="try again"):
+            failed.result(60)
+    assert made.compile(Grammar("regex", "a")).result(60).end_ids == ENDS
+    made.close()
+
+
+def test_closing_does_not_wait_for_what_compiles(tokenizer: Tokenizer) -> None:
+    made = Grammars(tokenizer, ENDS, VOCAB)
+    made.compile(Grammar("regex", "a")).result(60)
+    slow = [
+        made.compile(Grammar("json_schema", json.dumps({"type": "integer", "multipleOf": n})))
+        for n in (99999989, 99999971, 99999959)
+    ]
+    made.close()
+    assert all(future.done() for future in slow)
     made.close()

@@ -14,6 +14,7 @@ import pytest
 from deltaserve.engine.async_engine import AsyncEngine
 from deltaserve.engine.core_process import EngineProcess
 from deltaserve.engine.engine_request import EngineUnavailable
+from deltaserve.engine.grammar import Grammar
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.sequence import RequestOutput
@@ -113,6 +114,13 @@ def test_settings_are_those_of_the_engine_that_failed(dump: Path) -> None:
     engine.add_request("x", [1], SamplingParams(max_tokens=1))
     run_to_end(engine)
     engine.close()
+
+
+def test_parameters_are_those_that_the_request_had() -> None:
+    grammar = Grammar("regex", "[a-z]+", start_after=(5, 6), field="guided_regex")
+    params = SamplingParams(grammar=grammar, bad_words=((1, 2), (3,)), logit_bias=((3, 2.0),))
+    dumped = {"params": json.loads(json.dumps(dataclasses.asdict(params))), "seed": 7}
+    assert replay.sampling_params(dumped) == dataclasses.replace(params, seed=7)
 
 
 def test_a_dump_is_described(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:

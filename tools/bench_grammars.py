@@ -168,9 +168,7 @@ def main() -> None:
     grammars.compile(Grammar("regex", "a")).result()
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"vocabulary: {time.process_time() - began:.2f} s of CPU, {taken >> 10} MB, once")
-    print(
-        "| grammar | compiled in ms | us a mask: mean | p50 | p99 | max |\n" + "|---" * 6 + "|"
-    )
+    print("| grammar | compiled in ms | us a mask: mean | p50 | p99 | max |\n" + "|---" * 6 + "|")
     for name, grammar in GRAMMARS.items():
         began = time.perf_counter()
         compiled = grammars.compile(grammar).result()

@@ -19,6 +19,7 @@ from typing import Any
 
 from deltaserve.engine.config import EngineConfig
 from deltaserve.engine.crash_dump import FORMAT
+from deltaserve.engine.grammar import Grammar
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.sampling_params import SamplingParams
 
@@ -50,6 +51,9 @@ def engine_config(dump: dict[str, Any], **changes: Any) -> EngineConfig:
 def sampling_params(request: dict[str, Any]) -> SamplingParams:
     """With the seed that was drawn for the request, if it brought none."""
     params = {name: _tuples(value) for name, value in request["params"].items()}
+    if params.get("grammar") is not None:
+        grammar = {name: _tuples(value) for name, value in params["grammar"].items()}
+        params["grammar"] = Grammar(**grammar)
     return SamplingParams(**{**params, "seed": request["seed"]})
 
 
