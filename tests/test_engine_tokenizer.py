@@ -158,3 +158,21 @@ def test_other_kinds_of_tokenizer_are_refused(tmp_path: Path) -> None:
     Library(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="needs a byte-level BPE tokenizer, found WordLevel"):
         Tokenizer(tmp_path)
+
+
+def test_tags_of_reasoning_and_calls_are_text_also_where_they_are_special(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    markup = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+    added = [
+        {"id": NUM_TOKENS + n, "content": content, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for n, content in enumerate([*markup, "<|other|>"])
+    ]
+    path = tmp_path / "tokenizer.json"
+    written = json.loads(path.read_text())
+    written["added_tokens"] += added
+    path.write_text(json.dumps(written))
+    tokenizer = Tokenizer(tmp_path)
+    ids = tokenizer.encode("a</think><tool_call><|other|>b")
+    assert len(ids) == 5
+    assert tokenizer.decode(ids) == "a</think><tool_call>b"

@@ -11,6 +11,7 @@ import pytest
 
 from deltaserve.server import chat_template
 from deltaserve.server.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from deltaserve.server.cli import main
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -128,3 +129,14 @@ def test_what_is_no_template_is_named(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=message):
         load_chat_template(tmp_path, None)
+
+
+def test_a_file_that_is_no_template_stops_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.jinja").write_text("{% for %}")
+    model = str(Path(__file__).resolve().parent.parent / "models" / "demo")
+    arguments = ["serve", "--model-path", model, "--chat-template", str(tmp_path / "t.jinja")]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "--chat-template: " in error and "t.jinja:1: not a usable chat template" in error
