@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 KINDS = ("json_schema", "regex", "choice", "lark", "grammar")
 MAX_GRAMMAR_CHARS = 1 << 18
+MAX_CHOICES = 10_000
 MAX_START_IDS = 16
 
 

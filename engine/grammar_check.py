@@ -24,11 +24,12 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
+from .grammar import MAX_CHOICES
+
 CPU_SECONDS = 2.0
 MAX_ADDRESS_SPACE = 1 << 30
 MAX_STACK = 4 << 20
 """Half of what a thread of the engine has."""
-MAX_CHOICES = 10_000
 MAX_ERROR_CHARS = 500
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,48}"
 """Between the tokens of JSON, at most: a blank, or a line break and indentation. Of any number a

@@ -14,14 +14,14 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
-from deltaserve.engine.grammar import MAX_GRAMMAR_CHARS, Grammar, GrammarError
+from deltaserve.engine.grammar import MAX_CHOICES, MAX_GRAMMAR_CHARS, Grammar, GrammarError
 
 from .json_body import invalid
 
 JsonSchema = dict[str, Any] | bool | str
 """As an object, or as the JSON text of one."""
 Text = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_GRAMMAR_CHARS})]
-Choices = Annotated[list[Text], Meta(extra_json_schema={"minItems": 1})]
+Choices = Annotated[list[Text], Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_CHOICES})]
 _COMPACT = {"whitespace_flexible": False, "whitespace_pattern": None}
 
 
@@ -71,7 +71,7 @@ def grammar_of(fields: StructuredFields, start_after: tuple[int, ...] = ()) -> G
         ("structured_outputs", _structured_outputs(fields.structured_outputs)),
         ("guided_json", _json_schema(fields.guided_json, {})),
         ("guided_regex", _one("regex", fields.guided_regex)),
-        ("guided_choice", _choice(fields.guided_choice)),
+        ("guided_choice", _choice(fields.guided_choice, "guided_choice")),
         ("guided_grammar", _one("grammar", fields.guided_grammar)),
     ]
     found = [(name, *grammar) for name, grammar in asked if grammar is not None]
@@ -122,7 +122,7 @@ def _structured_outputs(value: StructuredOutputs | None) -> _KindAndText:
         _json_schema(value.json, options),
         _json_schema({"type": "object"} if value.json_object else None, options),
         _one("regex", value.regex),
-        _choice(value.choice),
+        _choice(value.choice, "structured_outputs"),
         _one("grammar", value.grammar),
     ]
     asked = [grammar for grammar in found if grammar is not None]
@@ -138,8 +138,13 @@ def _one(kind: str, text: str | None) -> _KindAndText:
     return None if text is None else (kind, text)
 
 
-def _choice(choices: list[str] | None) -> _KindAndText:
-    return None if choices is None else ("choice", json.dumps(choices))
+def _choice(choices: list[str] | None, field: str) -> _KindAndText:
+    if choices is None:
+        return None
+    if not 1 <= len(choices) <= MAX_CHOICES or "" in choices:
+        message = f"there must be 1 to {MAX_CHOICES} choices, none of them empty"
+        raise invalid(field, f"{field}: {message}")
+    return "choice", json.dumps(choices)
 
 
 def _json_schema(schema: JsonSchema | None, options: dict[str, Any]) -> _KindAndText:

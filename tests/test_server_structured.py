@@ -101,6 +101,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": ""}, "guided_regex", "not empty"),
     ({"guided_choice": "a"}, "guided_choice", "must be a list"),
     ({"guided_choice": [1]}, "guided_choice", "must be a string"),
+    ({"guided_choice": []}, "guided_choice", "1 to 10000 choices"),
+    ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs", "1 to 10000 choices"),
     ({"guided_json": 5}, "guided_json", "must be"),
     ({"guided_grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, "guided_grammar", "characters"),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "together with guided_regex"),
@@ -112,7 +114,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "name", "message"), WRONG, ids=[str(n) for n in range(18)])
+@pytest.mark.parametrize(("fields", "name", "message"), WRONG, ids=[str(n) for n in range(20)])
 def test_what_is_refused(fields: dict[str, Any], name: str, message: str) -> None:
     with pytest.raises(ApiError) as caught:
         asked(**fields)
