@@ -35,7 +35,8 @@ def _byte_level_alphabet() -> dict[int, int]:
 _ALPHABET = _byte_level_alphabet()
 
 PIECE_CHARS = 1 << 15
-_CUT = re.compile("[A-Za-z] [A-Za-z]")
+_AFTER_WORDS = " \n,.;:\uff0c\u3002\u3001\uff1b\uff1a"
+"""What may end a piece's last word, as far as the tokenizer has it so; the last are Chinese."""
 
 
 class Tokenizer:
@@ -69,9 +70,7 @@ class Tokenizer:
         self.max_token_bytes = max(map(len, (*base, *(t.content.encode() for t in added.values()))))
         ids = (self._bpe.token_to_id(token) for token in END_TOKENS)
         self.end_ids = frozenset(id_ for id_ in ids if id_ is not None)
-        self._may_cut = _words_begin_with_their_space(self._bpe) and not any(
-            " " in token.content or token.lstrip or token.rstrip for token in added.values()
-        )
+        self._cut = _cut_pattern(self._bpe, list(added.values()))
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Special tokens written in the text become their ids. Releases the GIL while it works.
@@ -82,22 +81,22 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not valid Unicode: {error.reason}") from error
-        # encode() would hold the GIL
-        return self._bpe.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+        # encode() would hold the GIL, and an encoding with offsets while it is freed
+        return self._bpe.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_piece(self, text: str, start: int) -> tuple[list[int], int]:
         """(ids, end) of about PIECE_CHARS characters from `start` on; `end` is where the next
         piece starts. The ids of all pieces, joined, are `encode(text)`.
 
         So a long text can be left halfway, and what holds the GIL stays short. Cuts are made
-        between a word and the space before the next, where no token reaches across.
+        between a word and the space, line break or mark behind it, where no token reaches across.
         """
         end = start + PIECE_CHARS
-        while self._may_cut and end < len(text):  # windows, so that a search gives up the GIL
-            cut = _CUT.search(text, end, end + PIECE_CHARS)
+        while self._cut and end < len(text):  # windows, so that a search gives up the GIL
+            cut = self._cut.search(text, end, end + PIECE_CHARS)
             if cut is not None:
-                return self.encode(text[start : cut.start() + 1]), cut.start() + 1
-            end += PIECE_CHARS - 2
+                return self.encode(text[start : cut.end()]), cut.end()
+            end += PIECE_CHARS - 1
         return self.encode(text[start:]), len(text)
 
     def affixes(self) -> tuple[list[int], list[int]]:
@@ -162,10 +161,17 @@ def _require_byte_level(bpe: BpeTokenizer, vocab: dict[str, int], path: Path) ->
         raise ValueError(f"{path}: vocabulary entries with {min(foreign)!r}, which is no byte")
 
 
-def _words_begin_with_their_space(bpe: BpeTokenizer) -> bool:
-    """Whether the text is split into words of which each holds the space before it."""
-    parts = bpe.pre_tokenizer.pre_tokenize_str("ab cd") if bpe.pre_tokenizer else []
-    return [span for _, span in parts] == [(0, 2), (2, 5)]
+def _cut_pattern(bpe: BpeTokenizer, added: list[AddedToken]) -> re.Pattern[str] | None:
+    """Matches a letter behind which a text may be cut: where words end, whatever follows, and no
+    added token reaches across. None: nowhere."""
+    if bpe.pre_tokenizer is None or any(token.lstrip or token.rstrip for token in added):
+        return None
+    split = bpe.pre_tokenizer.pre_tokenize_str
+    if split("ab") != [("ab", (0, 2))]:  # each piece would be given a space
+        return None
+    contents = "".join(token.content for token in added)
+    ends = [c for c in _AFTER_WORDS if c not in contents and split(f"ab{c}cd")[0][1] == (0, 2)]
+    return re.compile(rf"[^\W\d_](?=[{re.escape(''.join(ends))}])") if ends else None
 
 
 def _add_config_tokens(bpe: BpeTokenizer, path: Path) -> None:

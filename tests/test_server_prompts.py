@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.engine.tokenizer import Tokenizer
+from deltaserve.engine.tokenizer import PIECE_CHARS, Tokenizer
 from deltaserve.server.errors import ApiError
 from deltaserve.server.prompts import (
     SHORT_BYTES,
@@ -132,7 +132,28 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole(tokenizer: Tokenizer, text: s
     assert asyncio.run(encode(tokenizer, text, limits)) == tokenizer.encode(text)
 
 
-@given(st.text("ab \n\u00e9\u0301'st<|im_end|>", min_size=3, max_size=60), st.integers(1, 9))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word and word ",
+        "if x:\n\t(y,\n\tz)\n",
+        "\u65e5\u672c\uff0c\u8a9e\u3002",
+        "na\u00efvet\u00e9 ",
+    ],
+    ids=["words", "code", "chinese", "accents"],
+)
+def test_a_long_text_of_words_is_cut(tokenizer: Tokenizer, text: str) -> None:
+    text *= 10 * PIECE_CHARS // len(text)
+    end = 0
+    while end < len(text):
+        start, (_, end) = end, tokenizer.encode_piece(text, end)
+        assert end - start < 1.01 * PIECE_CHARS
+
+
+@given(
+    st.text("ab \n.,\uff0c\u65e5\u00e9\u0301\u20dd'st<|im_end|>", min_size=3, max_size=60),
+    st.integers(1, 9),
+)
 def test_pieces_of_any_size_join(tokenizer: Tokenizer, text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("deltaserve.engine.tokenizer.PIECE_CHARS", size + 2)
