@@ -48,7 +48,7 @@ def _serve(given: Mapping[str, Any]) -> int:
     if "model_path" not in given:
         raise UsageError("--model-path is required: the directory of a checkpoint")
     config = _engine_config(given)
-    model = _model_config(config.model_path)
+    model = _model_config(config)
     options = _server_options(given)
     if given.get("dry_run"):
         return _print_plan(config, model)
@@ -95,12 +95,18 @@ def _engine_config(given: Mapping[str, Any]) -> EngineConfig:
         raise UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
 
 
-def _model_config(path: str) -> ModelConfig:
+def _model_config(config: EngineConfig) -> ModelConfig:
     """The config and what it asks for; weights and tokenizer are read behind the open port."""
     try:
-        return ModelConfig.from_hf(path)
+        model = ModelConfig.from_hf(config.model_path)
     except (ValueError, OSError) as error:
         raise UsageError(f"--model-path: {error}") from None
+    limit = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise UsageError(
+            f"--max-model-len: {config.max_model_len} is over the model's {limit} positions"
+        )
+    return model
 
 
 def _server_options(given: Mapping[str, Any]) -> ServerOptions:
@@ -117,6 +123,8 @@ def _server_options(given: Mapping[str, Any]) -> ServerOptions:
     options = ServerOptions(**chosen)
     if not all(options.served_names):
         raise UsageError("--served-model-name: must not be empty")
+    if options.max_body_bytes == 0:
+        raise UsageError("--max-body-bytes: must be at least 1")
     if not 1 <= options.num_workers <= MAX_WORKERS:
         raise UsageError(
             f"--api-workers: must be from 1 to {MAX_WORKERS}, got {options.num_workers}"
