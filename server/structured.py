@@ -14,14 +14,14 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
-from deltaserve.engine.grammar import MAX_CHOICES, MAX_GRAMMAR_CHARS, Grammar, GrammarError
+from deltaserve.engine.grammar import MAX_CHOICES, Grammar, GrammarError
 
 from .json_body import invalid
 
 JsonSchema = dict[str, Any] | bool | str
 """As an object, or as the JSON text of one."""
-Text = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_GRAMMAR_CHARS})]
-Choices = Annotated[list[Text], Meta(extra_json_schema={"minItems": 1, "maxItems": MAX_CHOICES})]
+Text = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+Choices = Annotated[list[Text], Meta(extra_json_schema={"minItems": 1})]
 _COMPACT = {"whitespace_flexible": False, "whitespace_pattern": None}
 
 
