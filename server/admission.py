@@ -77,7 +77,7 @@ async def admit(
         if isinstance(error, EngineUnavailable):
             raise ApiError(503, str(error), headers={"Retry-After": "1"}) from None
         raise
-    return [
+    choices = [
         ChoiceState(
             index=index,
             first_of_prompt=index % n == 0,
@@ -89,6 +89,11 @@ async def admit(
         )
         for index, added in enumerate(requests)
     ]
+    if params.prompt_logprobs is not None and of_choices[-1].prompt_logprobs is None:
+        for choice in choices:
+            if not choice.first_of_prompt:
+                choice.first = choices[choice.index - choice.index % n]
+    return choices
 
 
 def _refusal(error: RequestRefused) -> ApiError:

@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable
 from deltaserve.engine.output_processor import OutputProcessor, TextOutput
-from deltaserve.engine.sequence import FinishReason, RequestOutput
+from deltaserve.engine.sequence import FinishReason, RequestOutput, TokenLogprobs
 from deltaserve.engine.step_outputs import NO_TOKEN_LEFT
 from deltaserve.engine.tokenizer import Tokenizer
 
@@ -45,6 +45,10 @@ class ChoiceState:
     request: EngineRequest
     processor: OutputProcessor
     prompt_ids: list[int]
+    first: ChoiceState | None = None
+    """The choice whose log-probabilities of the prompt are this one's too."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """None before the first output."""
     num_cached_tokens: int = 0
     begun: bool = False
     """Whether what concerns the prompt has been shown."""
@@ -94,11 +98,17 @@ class Answer(ABC):
         while running:
             await self.wake.wait()
             self.wake.clear()
-            for choice in running:
+            for choice in running:  # the first choice of a prompt before the others
+                if choice.first is not None and choice.first.prompt_logprobs is None:
+                    continue
                 output = _take(choice.request)
                 if output is None:
                     continue
                 text = choice.processor.process(output)
+                if choice.prompt_logprobs is None:
+                    choice.prompt_logprobs = text.prompt_logprobs
+                    if choice.first is not None:
+                        text = text._replace(prompt_logprobs=choice.first.prompt_logprobs or ())
                 choice.num_cached_tokens += text.num_cached_tokens
                 if text.finish_reason is FinishReason.STOP:
                     choice.request.close(FinishReason.STOP)

@@ -65,8 +65,13 @@ async def sampling_params(
 
 
 def of_choice(params: SamplingParams, number: int) -> SamplingParams:
-    """The parameters of the `number`-th of n choices: seeds count up from the request's."""
-    if number == 0 or params.seed is None:
+    """The parameters of the `number`-th of n choices: seeds count up from the request's, and the
+    prompt's log-probabilities are computed for the first (for all that ask for nothing else)."""
+    if number == 0:
+        return params
+    if params.prompt_logprobs is not None and params.max_tokens > 0:
+        params = replace(params, prompt_logprobs=None)
+    if params.seed is None:
         return params
     seed = params.seed + number
     return replace(params, seed=seed if seed < 2**64 else seed - 2**64)

@@ -100,6 +100,26 @@ def test_echo_alone(server: ServerProcess, max_tokens: int) -> None:
     assert streamed == texts
 
 
+def test_every_choice_has_the_log_probabilities_of_its_prompt(server: ServerProcess) -> None:
+    """They are computed once a prompt."""
+    fields: dict[str, Any] = {"echo": True, "logprobs": 1, "prompt_logprobs": 2, "n": 3}
+    body = complete(server, ["ab", "za"], **fields, max_tokens=4)
+    alone = [complete(server, p, **fields | {"n": 1}, max_tokens=4) for p in ("ab", "za")]
+    for choice in body["choices"]:
+        (same,) = alone[choice["index"] // 3]["choices"]
+        assert choice == same | {"index": choice["index"]}
+    streamed: dict[int, list[Any]] = {}
+    for chunk in stream(server, ["ab", "za"], **fields, max_tokens=4):
+        (choice,) = chunk["choices"]
+        streamed.setdefault(choice["index"], []).append(choice)
+    for choice in body["choices"]:
+        parts = streamed[choice["index"]]
+        assert parts[0]["prompt_logprobs"] == choice["prompt_logprobs"]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        tokens = [token for part in parts for token in part["logprobs"]["tokens"]]
+        assert tokens == choice["logprobs"]["tokens"]
+
+
 def test_echo_of_characters_has_right_offsets(server: ServerProcess) -> None:
     body = complete(server, "\u2603s", echo=True, logprobs=0, max_tokens=4)
     logprobs = body["choices"][0]["logprobs"]

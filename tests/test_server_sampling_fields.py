@@ -122,6 +122,14 @@ def test_seeds_of_choices() -> None:
     assert of_choice(SamplingParams(seed=-1), 1).seed == 0
 
 
+def test_the_first_choice_computes_log_probabilities_of_the_prompt() -> None:
+    params = SamplingParams(prompt_logprobs=2)
+    assert of_choice(params, 0) is params
+    assert of_choice(params, 1).prompt_logprobs is None
+    alone = SamplingParams(prompt_logprobs=2, max_tokens=0)
+    assert of_choice(alone, 1) is alone
+
+
 def ranged() -> list[tuple[str, dict[str, Any]]]:
     """(field, schema) of each number with published limits."""
     found = []
