@@ -62,8 +62,8 @@ _object: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, A
 
 MESSAGES_SCHEMA: dict[str, Any] = {
     "type": "array",
+    "description": f"at most {MAX_MESSAGES}",
     "minItems": 1,
-    "maxItems": MAX_MESSAGES,
     "items": {
         "type": "object",
         "required": ["role"],
@@ -126,7 +126,7 @@ MESSAGES_SCHEMA: dict[str, Any] = {
 }
 TOOLS_SCHEMA: dict[str, Any] = {
     "type": ["array", "null"],
-    "maxItems": MAX_TOOLS,
+    "description": f"at most {MAX_TOOLS}",
     "items": {
         "type": "object",
         "required": ["type", "function"],

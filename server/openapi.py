@@ -157,11 +157,7 @@ def describe(options: ServerOptions) -> dict[str, Any]:
             paths[path] = {"post": _operation(summary, "Profiling", (503,))}
     for path, chunk in (("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatChunk")):
         paths[path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {
-            "schema": {
-                "description": "With stream: events, the last one [DONE]",
-                "contentMediaType": "application/json",
-                "contentSchema": _ref(chunk),
-            }
+            "schema": _events(chunk)
         }
     schemas = {**_SCHEMAS, **completion_schemas(), **chat_schemas(), **tokenizer_schemas()}
     for body in ("CompletionBody", "ChatBody"):
@@ -212,6 +208,18 @@ def _operation(
             "content": {"application/json": {"schema": _ref(body)}},
         }
     return operation
+
+
+def _events(chunk: str) -> dict[str, Any]:
+    """Of a stream: each event's data."""
+    content = {"anyOf": [_ref(chunk), _ref("Error")]}
+    chunk_text = {"contentMediaType": "application/json", "contentSchema": content}
+    return {
+        "type": "object",
+        "description": "With stream: one event after another",
+        "required": ["data"],
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, chunk_text]}},
+    }
 
 
 def _error(status: int) -> dict[str, Any]:
