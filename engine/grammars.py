@@ -87,6 +87,8 @@ class Grammars:
 
     def _check_and_compile(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self._vocabulary
+        if not vocabulary.end_ids:
+            raise GrammarError(grammar, "the model has no end id for the output to end with")
         checker = self._free_checkers.get()
         try:
             text, num_bytes = checker.check(grammar)

@@ -263,6 +263,13 @@ def test_where_no_process_can_be_had_it_is_to_be_tried_again(
     made.close()
 
 
+def test_a_model_that_cannot_end_has_no_grammars(tokenizer: Tokenizer) -> None:
+    made = Grammars(tokenizer, frozenset(), VOCAB)
+    with pytest.raises(GrammarError, match="no end id"):
+        made.compile(Grammar("regex", "a")).result(60)
+    made.close()
+
+
 def test_closing_does_not_wait_for_what_compiles(tokenizer: Tokenizer) -> None:
     made = Grammars(tokenizer, ENDS, VOCAB)
     made.compile(Grammar("regex", "a")).result(60)
