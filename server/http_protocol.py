@@ -15,13 +15,13 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
 from starlette.types import ASGIApp
 
 from . import tcp
+from .deadline import Deadline
 from .errors import ApiError
 from .http_exchange import HttpExchange, error_response, http_scope
 
@@ -64,7 +64,7 @@ class HttpProtocol(asyncio.Protocol):
         self._reading = True
         self.writable = True
         self._drained = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline(self._loop)
         self._ignore_head = False  # of a parser that replaces one which met an Upgrade
         self._new_parser()
 
@@ -83,12 +83,12 @@ class HttpProtocol(asyncio.Protocol):
             "server": tcp.address(transport.get_extra_info("sockname")),
             "scheme": "https" if self._is_tls else "http",
         }
-        self._arm(self._head_timeout)
+        self._deadline.set(self._head_timeout, self._too_late)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self._ended = True
-        self._disarm()
+        self._deadline.clear()
         for exchange in self._exchanges:
             exchange.disconnect()
         self.resume_writing()
@@ -111,7 +111,7 @@ class HttpProtocol(asyncio.Protocol):
         self._half_closed = True
         self._ended = not self._unparsed
         if self._is_tcp:
-            self._watch_peer(0.002)
+            tcp.abort_when_reset(self._loop, self._transport, 0.002)
         return True
 
     def pause_writing(self) -> None:
@@ -121,8 +121,6 @@ class HttpProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
         self._drained.set()
-
-    # ---- for HttpExchange ------------------------------------------------------------------------
 
     async def drain(self) -> None:
         await self._drained.wait()
@@ -150,7 +148,8 @@ class HttpProtocol(asyncio.Protocol):
         elif (self._half_closed and not self._unparsed) or not exchange.started:
             self._transport.close()
         else:
-            self._arm(self._head_timeout if self._in_head else KEEP_ALIVE_S)
+            seconds = self._head_timeout if self._in_head else KEEP_ALIVE_S
+            self._deadline.set(seconds, self._too_late)
             self._awaits_head = self._in_head
             self._parse_more()
 
@@ -193,8 +192,8 @@ class HttpProtocol(asyncio.Protocol):
                 break
             offset += self._feed(data[offset : offset + _PIECE])
         if self._in_head and not self._ended and not self._exchanges and not self._awaits_head:
-            self._arm(self._head_timeout)  # not kept up by more of the head
-            self._awaits_head = True
+            self._awaits_head = True  # and its deadline is not moved by more of the head
+            self._deadline.set(self._head_timeout, self._too_late)
         if self._half_closed and not self._unparsed:
             self._ended = True
             if not self._owes_answers_alone():
@@ -264,7 +263,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         if self._refusal is not None or self._ended:
             return
-        self._disarm()
+        self._deadline.clear()
         method = self._parser.get_method().decode("ascii")
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
@@ -306,7 +305,7 @@ class HttpProtocol(asyncio.Protocol):
     # ---- answering, waiting, closing -------------------------------------------------------------
 
     def _start(self, exchange: HttpExchange) -> None:
-        self._disarm()
+        self._deadline.clear()
         task = self._loop.create_task(exchange.run(self._app))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -330,16 +329,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._transport.write_eof()
         self._pause_if_full()
-        self._arm(LINGER_S, self._transport.close)
-
-    def _watch_peer(self, delay: float) -> None:
-        """Reading is over, so a reset is found by asking for the connection's state."""
-        if self._transport.is_closing():
-            return
-        if tcp.is_reset(self._transport.get_extra_info("socket")):
-            self._transport.abort()
-            return
-        self._loop.call_later(delay, self._watch_peer, min(2 * delay, 1.0))
+        self._deadline.set(LINGER_S, self._transport.close)
 
     def _pause_if_full(self) -> None:
         """What comes after the end is read and dropped, to see the client leave."""
@@ -348,19 +338,7 @@ class HttpProtocol(asyncio.Protocol):
         if read == self._reading or self._transport.is_closing():
             return
         self._reading = read
-        if read:
-            self._transport.resume_reading()
-        else:
-            self._transport.pause_reading()
-
-    def _arm(self, seconds: float, action: Callable[[], None] | None = None) -> None:
-        self._disarm()
-        self._timer = self._loop.call_later(seconds, action or self._too_late)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        (self._transport.resume_reading if read else self._transport.pause_reading)()
 
     def _too_late(self) -> None:
         if self._in_head and not (self._ended or self._transport.is_closing()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 _KEEP_ALIVE_IDLE_S = 60
@@ -26,3 +27,16 @@ def is_reset(sock: socket.socket) -> bool:
 def address(name: object) -> tuple[str, int] | None:
     """A socket's name as ASGI has it; None for Unix sockets."""
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
+
+def abort_when_reset(
+    loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, delay: float
+) -> None:
+    """For a transport that is read no more: a reset is found by asking for the connection's state,
+    now, after `delay` seconds, and then ever less often, down to once a second."""
+    if transport.is_closing():
+        return
+    if is_reset(transport.get_extra_info("socket")):
+        transport.abort()
+        return
+    loop.call_later(delay, abort_when_reset, loop, transport, min(2 * delay, 1.0))
