@@ -11,6 +11,9 @@ KINDS = ("json_schema", "regex", "choice", "lark", "grammar")
 MAX_GRAMMAR_CHARS = 1 << 18
 MAX_CHOICES = 10_000
 MAX_START_IDS = 16
+JSON_WHITESPACE = r"\x20|\r?\n[\x20\t]{0,48}"
+"""Between the tokens of JSON, at most: a blank, or a line break and indentation. Of any number a
+model could go on with them for ever."""
 
 
 class GrammarError(ValueError):

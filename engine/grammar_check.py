@@ -24,16 +24,13 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from .grammar import MAX_CHOICES
+from .grammar import JSON_WHITESPACE, MAX_CHOICES
 
 CPU_SECONDS = 2.0
 MAX_ADDRESS_SPACE = 1 << 30
 MAX_STACK = 4 << 20
 """Half of what a thread of the engine has."""
 MAX_ERROR_CHARS = 500
-WHITESPACE = r"\x20|\r?\n[\x20\t]{0,48}"
-"""Between the tokens of JSON, at most: a blank, or a line break and indentation. Of any number a
-model could go on with them for ever."""
 
 COMPILE_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -54,7 +51,9 @@ def parser_limits() -> LLParserLimits:
 def llguidance_grammar(kind: str, text: str) -> str:
     """A `Grammar` in the form that llguidance reads. ValueError for what it cannot be."""
     if kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(
+            text, defaults={"whitespace_pattern": JSON_WHITESPACE}
+        )
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
     if kind == "choice":

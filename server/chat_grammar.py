@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deltaserve.engine.grammar import Grammar
+from deltaserve.engine.grammar import JSON_WHITESPACE, Grammar
 
 from .chat_protocol import ChatBody, ToolChoice
 from .json_body import invalid
@@ -37,6 +38,8 @@ def chat_grammar(
     calls = tool_choice_grammar(tools, "required", parallel, start_after)
     assert calls is not None
     either = calls.text.replace("start: call", "start: content | call", 1)
-    return make_grammar(
-        "lark", f"{either}\ncontent: %json {content.text}", start_after, content.field
-    )
+    schema = json.loads(content.text)
+    if isinstance(schema, dict):  # `true` is a schema too
+        schema["x-guidance"] = {"whitespace_pattern": JSON_WHITESPACE}
+    text = f"{either}\ncontent: %json {json.dumps(schema, ensure_ascii=False)}"
+    return make_grammar("lark", text, start_after, content.field)
