@@ -80,11 +80,7 @@ class ToolParameters:
                 yield {}
                 continue
             reference = schema.get("$ref")
-            inner = [
-                part
-                for keyword in ("anyOf", "oneOf")
-                for part in (schema[keyword] if isinstance(schema.get(keyword), list) else ())
-            ]
+            inner = [part for keyword in ("anyOf", "oneOf") for part in _parts(schema.get(keyword))]
             every = schema.get("allOf")
             if isinstance(reference, str):
                 open_schemas.append(self._referred(reference))
@@ -107,6 +103,11 @@ class ToolParameters:
             key = part.replace("~1", "/").replace("~0", "~")
             node = node.get(key) if isinstance(node, dict) else None
         return node
+
+
+def _parts(schemas: Any) -> list[Any]:
+    """As many as are looked at at all."""
+    return schemas[:MAX_SCHEMAS] if isinstance(schemas, list) else []
 
 
 _TYPED = {"type", "enum", "const", "$ref", "anyOf", "oneOf"}

@@ -43,6 +43,11 @@ def opener(text: str, at: int) -> tuple[Match, str, int]:
     return _name(text, at + len(FUNCTION))
 
 
+def is_name(text: str) -> bool:
+    """Whether a tag can hold it, of a function or a parameter."""
+    return _name(text + ">", 0) == (Match.YES, text, len(text) + 1)
+
+
 class _State(Enum):
     BETWEEN = auto()  # parameters
     VALUE_START = auto()

@@ -13,13 +13,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deltaserve.engine.grammar import Grammar
+from deltaserve.engine.grammar import MAX_GRAMMAR_CHARS, Grammar
 
 from .json_body import invalid
 from .structured import make_grammar
+from .tool_calls import is_name
 
 MAX_TOOLS = 256
-MAX_REFERENCES = 16
+MAX_SCHEMAS = 256
+"""Looked at for one parameter; one that refers further may be any text."""
 _DEFINITIONS = ("$defs", "definitions")
 _COMPACT = {"whitespace_flexible": False}
 _VALUE_END = "\n</parameter>\n"
@@ -55,10 +57,18 @@ def tool_choice_grammar(
         f'call: "<tool_call>\\n" ({names}) "</tool_call>"',
         f"text[suffix={json.dumps(_VALUE_END)}]: /(?s:.*)/",
     ]
+    num_chars = 0
     for number, (name, function) in enumerate(functions.items()):
         parameters = function.get("parameters")
         schema = parameters if isinstance(parameters, Mapping) else {}
-        rules += _function_rules(f"f{number}", name, schema)
+        for rule in _function_rules(f"f{number}", name, schema):
+            rules.append(rule)
+            num_chars += len(rule)
+            if num_chars > MAX_GRAMMAR_CHARS:  # each parameter repeats the schema's definitions
+                raise invalid(
+                    "tools",
+                    f"tools: the grammar of their calls is over {MAX_GRAMMAR_CHARS} characters",
+                )
     return make_grammar("lark", "\n".join(rules), start_after, "tools")
 
 
@@ -72,6 +82,8 @@ def _function_rules(rule: str, name: str, schema: Mapping[str, Any]) -> Iterator
         properties.setdefault(parameter, {})
     parts = [_literal(f"<function={name}>\n")]
     for number, (parameter, own) in enumerate(properties.items()):
+        if not is_name(parameter):
+            raise invalid("tools", f"tools: no call can name the parameter {parameter!r:.100}")
         part = f"{rule}_p{number}"
         value = _value(own, schema)
         yield f"{part}: {_literal(f'<parameter={parameter}>' + chr(10))} {value}"
@@ -82,44 +94,49 @@ def _function_rules(rule: str, name: str, schema: Mapping[str, Any]) -> Iterator
 
 def _value(own: Any, root: Mapping[str, Any]) -> str:
     """What stands between the tags, and the end tag."""
-    kinds = list(_kinds(own, root, MAX_REFERENCES))
+    kinds = list(_kinds(own, root))
     texts = [text for texts in kinds if texts is not None for text in texts]
     if kinds and all(kind for kind in kinds):
         return f"({' | '.join(map(_literal, texts))}) {_literal(_VALUE_END)}"
-    if any(kind is not None for kind in kinds):
+    if not kinds or any(kind is not None for kind in kinds):
         return "text"
     schema = dict(own) if isinstance(own, Mapping) else {}
     schema |= {key: root[key] for key in _DEFINITIONS if key in root and key not in schema}
     return f"%json {json.dumps({'x-guidance': _COMPACT, **schema})} {_literal(_VALUE_END)}"
 
 
-def _kinds(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[list[str] | None]:
+def _kinds(own: Any, root: Mapping[str, Any]) -> Iterator[list[str] | None]:
     """Of each alternative: the texts it is one of, [] for any text, None where it is no string."""
-    if not isinstance(schema, Mapping) or depth == 0:
-        yield []
-        return
-    reference = schema.get("$ref")
-    inner = [
-        part
-        for keyword in ("anyOf", "oneOf", "allOf")
-        if isinstance(schema.get(keyword), list)
-        for part in schema[keyword]
-    ]
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    types = schema.get("type")
-    types = [types] if isinstance(types, str) else types
-    if isinstance(reference, str):
-        yield from _kinds(_referred(reference, root), root, depth - 1)
-    elif isinstance(values, list):
-        texts = [value for value in values if isinstance(value, str)]
-        yield texts if len(texts) == len(values) else [] if texts else None
-    elif isinstance(types, list):
-        yield [] if "string" in types else None
-    elif inner:
-        for part in inner:
-            yield from _kinds(part, root, depth - 1)
-    else:
-        yield None if "properties" in schema or "items" in schema else []
+    open_schemas, seen = [own], set[int]()
+    while open_schemas:
+        schema = open_schemas.pop()
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if not isinstance(schema, Mapping) or len(seen) > MAX_SCHEMAS:
+            yield []
+            return
+        reference = schema.get("$ref")
+        inner = [
+            part
+            for keyword in ("anyOf", "oneOf", "allOf")
+            if isinstance(schema.get(keyword), list)
+            for part in schema[keyword][:MAX_SCHEMAS]
+        ]
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        types = schema.get("type")
+        types = [types] if isinstance(types, str) else types
+        if isinstance(reference, str):
+            open_schemas.append(_referred(reference, root))
+        elif isinstance(values, list):
+            texts = [value for value in values if isinstance(value, str)]
+            yield texts if len(texts) == len(values) else [] if texts else None
+        elif isinstance(types, list):
+            yield [] if "string" in types else None
+        elif inner:
+            open_schemas += reversed(inner)
+        else:
+            yield None if "properties" in schema or "items" in schema else []
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:

@@ -220,6 +220,9 @@ def test_one_call_where_one_is_meant(grammars: Grammars, tokenizer: Tokenizer) -
     assert not accepts(grammars, tokenizer, only_now, call("weather", CITY, DAYS))
 
 
+FANNED_OUT = {"anyOf": [{"$ref": "#/$defs/q"}] * 40 + [{"type": "string"}]}
+
+
 @pytest.mark.parametrize(
     ("parameters", "value", "good"),
     [
@@ -230,6 +233,9 @@ def test_one_call_where_one_is_meant(grammars: Grammars, tokenizer: Tokenizer) -
         ({"properties": {"p": {"enum": ["a", 5]}}}, "b", True),  # may be a string: any
         ({"properties": {"p": {"enum": [5, None]}}}, "null", True),
         ({"properties": {"p": {"$ref": "#/properties/q"}, "q": {"type": "string"}}}, "x", True),
+        ({"properties": {"p": {"$ref": "#/$defs/q"}}, "$defs": {"q": FANNED_OUT}}, "x", True),
+        ({"properties": {"p": {"$ref": "#/properties/p"}}}, "x", True),
+        ({"properties": {"p": {"anyOf": [{"type": "integer"}] * 300}}}, "x", False),
         ({"required": ["p"]}, "x", True),
         ({"required": "p", "properties": []}, "x", False),
         ({"required": [["p"], 5, "p"], "properties": {"p": {"type": 5}}}, "x", True),
@@ -257,10 +263,34 @@ def test_choices_that_ask_for_no_call(choice: str | None) -> None:
         ([NOW], {"type": "function", "function": {"name": "then"}}, "tool_choice"),
         ([NOW], {}, "tool_choice"),
         ([tool(f"f{n}") for n in range(MAX_TOOLS + 1)], "required", "tools"),
-        ([tool("f", {"properties": {"p" * MAX_GRAMMAR_CHARS: {}}})], "required", "tools"),
+        ([tool("f", {"required": ["p" * 257]})], "required", "tools"),
+        ([tool("f", {"properties": {"a>b": {}}})], "required", "tools"),
+        ([tool("f", {"properties": {" a": {}}})], "required", "tools"),
+        ([tool("f", {"required": ["a\nb"]})], "required", "tools"),
+        ([tool("f", {"required": [""]})], "required", "tools"),
+        ([tool("f", {"properties": {"p": {"enum": ["v" * MAX_GRAMMAR_CHARS]}}})], "required",
+         "tools"),
     ],
-)
+)  # fmt: skip
 def test_choices_that_cannot_be(tools: Any, choice: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         tool_choice_grammar(tools, choice)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_definitions_are_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of tools is not a gigabyte of grammar."""
+    dumped: list[int] = []
+    dumps = json.dumps
+
+    def counted(value: Any) -> str:
+        dumped.append(1)
+        return dumps(value)
+
+    properties = {f"p{n}": {"type": "integer"} for n in range(1000)}
+    schema = {"properties": properties, "$defs": {"d": {"description": "d" * 100_000}}}
+    monkeypatch.setattr(json, "dumps", counted)
+    with pytest.raises(ApiError) as caught:
+        tool_choice_grammar([tool("f", schema)], "required")
+    assert caught.value.param == "tools"
+    assert len(dumped) < 50
