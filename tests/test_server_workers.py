@@ -62,15 +62,19 @@ def worker_of(server: ServerProcess, request_id: str) -> int:
 def worker_pids(server: ServerProcess) -> set[int]:
     """Those that hold a listening socket beside the parent's: all children but the engine."""
     path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    return {
-        pid
-        for pid in map(int, path.read_text().split())
-        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and listens(pid)
-    }
+    found = set()
+    for pid in map(int, path.read_text().split()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and listens(pid):
+                found.add(pid)
+    return found
 
 
 def listens(pid: int) -> bool:
-    links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    links = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return any(row[3] == "0A" and row[9] in inodes for row in rows)
