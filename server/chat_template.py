@@ -25,6 +25,7 @@ RENDER_S = 10.0
 MAX_ERROR_CHARS = 500
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables that are the request's own fields."""
+_CHECK_TIME = "_check_time"
 
 
 class ChatTemplateError(ValueError):
@@ -57,10 +58,12 @@ class ChatTemplate:
         self.source = source
         environment = _environment()
         try:
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-            self._template = environment.from_string(source)
-        except (TemplateError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
+            tree = environment.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            _look_at_the_clock(tree)
+            self._template = environment.from_string(tree)
+        except (TemplateError, SyntaxError, RecursionError) as error:
+            line = getattr(error, "lineno", None) if isinstance(error, TemplateError) else None
             place = origin if line is None else f"{origin}:{line}"
             raise ValueError(f"{place}: not a usable chat template: {error}") from None
         self._special_tokens = dict(special_tokens or {})
@@ -103,10 +106,15 @@ class ChatTemplate:
 
     def _text(self, variables: Mapping[str, Any], max_chars: int) -> str:
         deadline = time.monotonic() + RENDER_S
+
+        def check_time() -> None:
+            if time.monotonic() > deadline:
+                raise ChatTemplateError(f"the chat template took more than {RENDER_S:g} s")
+
         pieces: list[str] = []
         num_chars = 0
         try:
-            for piece in self._template.generate(variables):
+            for piece in self._template.generate({**variables, _CHECK_TIME: check_time}):
                 pieces.append(piece)
                 num_chars += len(piece)
                 if num_chars > max_chars:
@@ -114,8 +122,9 @@ class ChatTemplate:
                         f"the prompt has more than {max_chars} characters, more than the context "
                         "can hold"
                     )
-                if time.monotonic() > deadline:
-                    raise ChatTemplateError(f"the chat template took more than {RENDER_S:g} s")
+                check_time()
+            text = "".join(pieces)
+            text.encode()  # a lone surrogate is no text
         except ChatTemplateError:
             raise
         except _Refused as error:
@@ -128,7 +137,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template failed on the messages: {type(error).__name__}: {_short(error)}"
             ) from None
-        return "".join(pieces)
+        return text
 
 
 def load_chat_template(model_path: str | Path, replacement: str | None) -> ChatTemplate | None:
@@ -214,6 +223,14 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
+def _look_at_the_clock(tree: nodes.Template) -> None:
+    """At every turn of a loop and call of a macro: they may go on without writing anything."""
+    for node in [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]:
+        assert isinstance(node, nodes.For | nodes.Macro)
+        check = nodes.Call(nodes.Name(_CHECK_TIME, "load"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(check).set_lineno(node.lineno))
+
+
 def _short(error: Exception) -> str:
-    text = str(error)
+    text = str(error).encode(errors="backslashreplace").decode()
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."

@@ -56,6 +56,8 @@ FAILING = [
     ("{% for i in range(2000) %}{{ i }}{% endfor %}", "more than 1000 characters"),
     ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     ("{{ raise_exception('x' * 9999) }}", "x..."),
+    (r"{{ raise_exception('\ud800') }}", r"refuses the messages: \ud800"),
+    (r"{{ '\ud800' }}", "UnicodeEncodeError"),
 ]
 
 
@@ -71,6 +73,21 @@ def test_a_template_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(chat_template, "RENDER_S", -1.0)
     with pytest.raises(ChatTemplateError, match="took more than"):
         render("a{{ messages }}")
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+CALLS = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+
+
+@pytest.mark.parametrize(
+    "source", [LOOP, "{% set a %}" + LOOP + "{% endset %}", CALLS + "{{ m(99) }}"]
+)
+def test_a_template_that_goes_on_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.05)
+    with pytest.raises(ChatTemplateError, match="took more than"):
+        render(source)
 
 
 def test_the_last_message_is_continued_where_it_ends() -> None:
@@ -116,6 +133,7 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("chat_template.jinja", "a\n{% if %}", r"chat_template\.jinja:2: not a usable chat"),
+        ("chat_template.jinja", "{% break %}", "a usable chat template: 'break' outside loop"),
         ("chat_template.jinja", "{{ a | nothing }}", "No filter named 'nothing'"),
         ("chat_template.jinja", b"\xff", "no readable chat template"),
         ("tokenizer_config.json", "[", "not a readable tokenizer_config"),
