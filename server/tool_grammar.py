@@ -10,6 +10,7 @@ any text up to its end tag, or one of those listed; any other is JSON by its sch
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ MAX_SCHEMAS = 256
 """Looked at for one parameter; one that refers further may be any text."""
 _DEFINITIONS = ("$defs", "definitions")
 _COMPACT = {"whitespace_flexible": False}
+_REFERENCE = '"$ref": "#'
+_OTHER_REFERENCE = re.compile(re.escape(_REFERENCE) + r"(?!/(\$defs|definitions)/)")
 _VALUE_END = "\n</parameter>\n"
 
 
@@ -100,9 +103,13 @@ def _value(own: Any, root: Mapping[str, Any]) -> str:
         return f"({' | '.join(map(_literal, texts))}) {_literal(_VALUE_END)}"
     if not kinds or any(kind is not None for kind in kinds):
         return "text"
-    schema = dict(own) if isinstance(own, Mapping) else {}
-    schema |= {key: root[key] for key in _DEFINITIONS if key in root and key not in schema}
-    return f"%json {json.dumps({'x-guidance': _COMPACT, **schema})} {_literal(_VALUE_END)}"
+    schema = {"x-guidance": _COMPACT, **(own if isinstance(own, Mapping) else {})}
+    definitions = {key: root[key] for key in _DEFINITIONS if key in root}
+    text = json.dumps(definitions | schema)
+    if _OTHER_REFERENCE.search(text):  # references are from the root
+        text = json.dumps(schema | {"$defs": {"root": root}})
+        text = text.replace(_REFERENCE, f"{_REFERENCE}/$defs/root")
+    return f"%json {text} {_literal(_VALUE_END)}"
 
 
 def _kinds(own: Any, root: Mapping[str, Any]) -> Iterator[list[str] | None]:

@@ -220,6 +220,8 @@ def test_one_call_where_one_is_meant(grammars: Grammars, tokenizer: Tokenizer) -
     assert not accepts(grammars, tokenizer, only_now, call("weather", CITY, DAYS))
 
 
+INTEGER = {"type": "integer"}
+DRAFT_7 = {"type": "object", "$schema": "http://json-schema.org/draft-07/schema#"}
 FANNED_OUT = {"anyOf": [{"$ref": "#/$defs/q"}] * 40 + [{"type": "string"}]}
 
 
@@ -235,6 +237,10 @@ FANNED_OUT = {"anyOf": [{"$ref": "#/$defs/q"}] * 40 + [{"type": "string"}]}
         ({"properties": {"p": {"$ref": "#/properties/q"}, "q": {"type": "string"}}}, "x", True),
         ({"properties": {"p": {"$ref": "#/$defs/q"}}, "$defs": {"q": FANNED_OUT}}, "x", True),
         ({"properties": {"p": {"$ref": "#/properties/p"}}}, "x", True),
+        ({"properties": {"p": {"items": {"$ref": "#/properties/q"}}, "q": INTEGER}}, "[1]", True),
+        ({"properties": {"p": {"items": {"$ref": "#/properties/q"}}, "q": INTEGER}}, "[{}]", False),
+        ({"properties": {"p": {"items": {"$ref": "#"}}}, **DRAFT_7}, '[{"p":[]}]', True),
+        ({"properties": {"p": {"items": {"$ref": "#"}}}, **DRAFT_7}, "[5]", False),
         ({"properties": {"p": {"anyOf": [{"type": "integer"}] * 300}}}, "x", False),
         ({"required": ["p"]}, "x", True),
         ({"required": "p", "properties": []}, "x", False),
