@@ -60,7 +60,8 @@ def llguidance_grammar(kind: str, text: str) -> str:
         choices = json.loads(text)
         if not choices or len(choices) > MAX_CHOICES or "" in choices:
             raise ValueError(f"there must be 1 to {MAX_CHOICES} choices, none of them empty")
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+        texts = " | ".join(map(json.dumps, choices))  # in one terminal, which may have any number
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     return LLMatcher.grammar_from_lark(any_to_lark(text) if kind == "grammar" else text)
 
 

@@ -21,7 +21,7 @@ from .structured import make_grammar
 from .tool_calls import is_name
 
 MAX_TOOLS = 256
-MAX_SCHEMAS = 256
+MAX_SCHEMAS = 64
 """Looked at for one parameter; one that refers further may be any text."""
 _DEFINITIONS = ("$defs", "definitions")
 _COMPACT = {"whitespace_flexible": False}

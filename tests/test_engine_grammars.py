@@ -14,7 +14,7 @@ import pytest
 from deltaserve.engine import grammars as grammars_module
 from deltaserve.engine.constraints import ALL
 from deltaserve.engine.forward_batch import mask_words
-from deltaserve.engine.grammar import MAX_GRAMMAR_CHARS, Grammar, GrammarError
+from deltaserve.engine.grammar import MAX_CHOICES, MAX_GRAMMAR_CHARS, Grammar, GrammarError
 from deltaserve.engine.grammar_checker import GrammarChecker
 from deltaserve.engine.grammar_state import GrammarState, MaskFiller
 from deltaserve.engine.grammar_vocabulary import GrammarVocabulary
@@ -81,6 +81,13 @@ def test_what_follows_a_grammar_is_allowed_and_nothing_else(
     grammar = Grammar(kind, text)
     assert [accepts(grammars, grammar, text) for text in good] == [True] * len(good)
     assert [accepts(grammars, grammar, text) for text in bad] == [False] * len(bad)
+
+
+def test_as_many_choices_as_there_may_be(grammars: Grammars) -> None:
+    choices = [f"choice {n}" for n in range(MAX_CHOICES)]
+    grammar = Grammar("choice", json.dumps(choices))
+    assert accepts(grammars, grammar, choices[-1])
+    assert not accepts(grammars, grammar, "choice x")
 
 
 def test_end_ids_are_allowed_exactly_where_the_grammar_may_end(grammars: Grammars) -> None:
