@@ -87,8 +87,10 @@ def _function_rules(rule: str, name: str, schema: Mapping[str, Any]) -> Iterator
     for number, (parameter, own) in enumerate(properties.items()):
         if not is_name(parameter):
             raise invalid("tools", f"tools: no call can name the parameter {parameter!r:.100}")
-        part = f"{rule}_p{number}"
         value = _value(own, schema)
+        part = f"{rule}_p{number}"
+        if value.startswith("("):  # listed texts: a terminal, which may have any number
+            part = part.upper()
         yield f"{part}: {_literal(f'<parameter={parameter}>' + chr(10))} {value}"
         parts.append(part if parameter in required else f"{part}?")
     parts.append(_literal("</function>\n"))
