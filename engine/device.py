@@ -39,8 +39,8 @@ class Graph(Protocol):
 class StepInputs(Protocol):
     """The way of a step's index arrays to the device: few and small, all in one copy.
 
-    A step begins with `begin`, fills arrays on the host by `upload` and `fill`, and its work calls
-    `flush` before it reads them. At most two steps may have begun and not be done.
+    A step begins with `begin`, fills arrays on the host, and its work calls `flush` before it reads
+    them. At most two steps may have begun and not be done.
     """
 
     def begin(self) -> None: ...
@@ -48,14 +48,30 @@ class StepInputs(Protocol):
     def upload(self, host: Any) -> Array:
         """Host array -> an array of the device that is valid within this step."""
 
+    def flush(self) -> None:
+        """Within submitted work: what was uploaded or filled since the last flush is there."""
+
+
+class FixedInputs(StepInputs, Protocol):
+    """Some of the arrays stay where they are, for graphs."""
+
     def reserve(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array at an address that never changes, for graphs. Before the first `begin`."""
+        """An array at an address that never changes. Before the first `begin`."""
 
     def fill(self, reserved: Array, host: Any) -> None:
         """reserved = host, an array of its shape and type, from this step on."""
 
-    def flush(self) -> None:
-        """Within submitted work: what was uploaded and filled since the last flush is there."""
+
+class Graphs(Protocol):
+    """What only a device with graphs can do. Its kernels are loaded when they are first launched,
+    which must not happen in service."""
+
+    def step_inputs(self, num_bytes: int) -> FixedInputs:
+        """As `Device.step_inputs`."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """`work` as a graph, not run. Its kernels must have been launched before, and its arrays
+        must stay."""
 
 
 class StagingBuffers(Protocol):
@@ -80,7 +96,9 @@ class Device(Protocol):
     """One stream: submitted work runs in order, behind the caller."""
 
     name: str
-    has_graphs: bool
+
+    @property
+    def graphs(self) -> Graphs | None: ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array: ...
 
@@ -104,10 +122,6 @@ class Device(Protocol):
 
     def step_inputs(self, num_bytes: int) -> StepInputs:
         """For steps whose arrays take `num_bytes` together."""
-
-    def capture(self, work: Callable[[], None]) -> Graph:
-        """`work` as a graph, not run; where the device `has_graphs`. Its kernels must have been
-        launched before, and its arrays must stay."""
 
     def submit(self, work: Callable[[], T]) -> Pending:
         """Runs `work` in stream order. The CPU device has one worker thread; CUDA calls `work` at

@@ -24,7 +24,7 @@ from .cache import Cache
 from .capacity import Capacity
 from .config import ModelConfig
 from .constraints import Constraints, is_constrained
-from .device import Device, Pending
+from .device import Device, Pending, StepInputs
 from .forward_batch import (
     DecodeBatch,
     PrefillBatch,
@@ -73,7 +73,10 @@ class ModelRunner:
         self.device_name = device.name
         self._logits_hook = logits_hook
         rows = capacity.num_state_slots
-        self._inputs = device.step_inputs(step_input_bytes(capacity))
+        inputs_size = step_input_bytes(capacity)
+        graphs = device.graphs
+        fixed_inputs = None if graphs is None else graphs.step_inputs(inputs_size)
+        self._inputs: StepInputs = fixed_inputs or device.step_inputs(inputs_size)
         self._sampler = Sampler(rows, model_config.vocab_size, device, self._inputs)
         self._constraints = Constraints(model_config.vocab_size)
         self._logits = device.empty((rows, model_config.vocab_size), "float32")
@@ -93,13 +96,13 @@ class ModelRunner:
             self._out_top_logprobs,
         )
         self._num_submitted = 0
-        passes = self._inputs, self._decode, self._sample, self._sampler, self.vocab_limit
+        passes = self._decode, self._sample, self._sampler, self.vocab_limit
         self._passes = (
-            GraphPasses(*passes, device, rows)
-            if cuda_graph and device.has_graphs
-            else StepPasses(*passes)
+            StepPasses(self._inputs, *passes)
+            if graphs is None or fixed_inputs is None or not cuda_graph
+            else GraphPasses(fixed_inputs, *passes, device, graphs, rows)
         )
-        if device.has_graphs:
+        if graphs is not None:
             self._load_prefill_kernels()
         device.seal()
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .constraints import StepMasks
-from .device import Device, Graph, StepInputs
+from .device import Device, FixedInputs, Graph, Graphs, StepInputs
 from .forward_batch import (
     DecodeBatch,
     SampleBatch,
@@ -95,15 +95,17 @@ class GraphPasses(StepPasses):
 
     def __init__(
         self,
-        inputs: StepInputs,
+        inputs: FixedInputs,
         decode: Callable[[DecodeBatch], None],
         sample: Callable[[SampleBatch], None],
         sampler: Sampler,
         vocab_limit: int,
         device: Device,
+        graphs: Graphs,
         max_rows: int,
     ) -> None:
         super().__init__(inputs, decode, sample, sampler, vocab_limit)
+        self._fixed_inputs = inputs
         self._buckets = row_buckets(max_rows)
         self._decode_inputs = inputs.reserve((3, max_rows), np.int32)
         self._sample_inputs = inputs.reserve((4, max_rows), np.int32)
@@ -120,9 +122,9 @@ class GraphPasses(StepPasses):
             decodes = DecodeBatch(ids, positions, slots, slot_mapping[:rows])
             sampled = self._sample_batch(column[:rows] for column in self._sample_inputs)
             decode(decodes)
-            self._decode_graphs[rows] = device.capture(partial(decode, decodes))
+            self._decode_graphs[rows] = graphs.capture(partial(decode, decodes))
             sample(sampled)
-            self._sample_graphs[rows] = device.capture(partial(sample, sampled))
+            self._sample_graphs[rows] = graphs.capture(partial(sample, sampled))
         logger.info(
             "graphs of %d numbers of rows: %.2f s, %.0f MiB with their kernels",
             len(self._buckets),
@@ -132,13 +134,13 @@ class GraphPasses(StepPasses):
 
     def decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
         max_rows = self._decode_inputs.shape[1]
-        self._inputs.fill(self._decode_inputs, decode_columns(decodes, max_rows))
+        self._fixed_inputs.fill(self._decode_inputs, decode_columns(decodes, max_rows))
         self.decode_graph_rows = self._bucket(len(decodes))
         return self._decode_graphs[self.decode_graph_rows].launch
 
     def sample(self, batch: ScheduledBatch) -> Work:
         max_rows = self._sample_inputs.shape[1]
-        self._inputs.fill(
+        self._fixed_inputs.fill(
             self._sample_inputs, sample_columns(batch, max_rows, self._sampler.features)
         )
         return self._sample_graphs[self._bucket(len(batch.sampled))].launch

@@ -38,11 +38,16 @@ class Tracing:
         def submit(work: Callable[[], Any]) -> Any:
             return device.submit(self._ranged("step", work))
 
+        graphs = device.graphs
+        if graphs is None:
+            return cast(Device, _Replaced(device, submit=submit))
+
         def capture(work: Callable[[], None]) -> Graph:
-            graph = device.capture(work)
+            graph = graphs.capture(work)
             return cast(Graph, _Replaced(graph, launch=self._ranged("graph", graph.launch)))
 
-        return cast(Device, _Replaced(device, submit=submit, capture=capture))
+        traced = _Replaced(graphs, capture=capture)
+        return cast(Device, _Replaced(device, submit=submit, graphs=traced))
 
     def model(self, model: Qwen35Model) -> Qwen35Model:
         """Its two passes, "decode" and "prefill"."""
@@ -98,11 +103,11 @@ class Tracing:
 
 
 class _Replaced:
-    """`target` with some of its methods replaced."""
+    """`target` with some of its members replaced."""
 
-    def __init__(self, target: Any, **methods: Callable[..., Any]) -> None:
+    def __init__(self, target: Any, **members: Any) -> None:
         self._target = target
-        self.__dict__.update(methods)
+        self.__dict__.update(members)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)

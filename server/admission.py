@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable, RequestRefused
 from deltaserve.engine.output_processor import OutputProcessor
@@ -17,8 +19,13 @@ from deltaserve.engine.sampling_params import SamplingParams
 
 from .answer import ChoiceState
 from .errors import ApiError
+from .protocol import SamplingFields
+from .request_body import read_json_body
 from .sampling_fields import of_choice
 from .state import ServerState
+from .streaming import until_disconnect
+
+Fields = TypeVar("Fields", bound=SamplingFields)
 
 MAX_ALLOWED_IDS = 1 << 20
 """Of all choices: each takes its own list to the engine."""
@@ -34,6 +41,21 @@ def require_ready(state: ServerState) -> None:
 def require_model(state: ServerState, name: str) -> None:
     if name not in state.served_names:
         raise ApiError(404, f"the model {name[:100]!r} does not exist", "model", "model_not_found")
+
+
+async def answer_body(
+    request: Request,
+    parse: Callable[[bytes], Fields],
+    answer: Callable[[Request, ServerState, Fields], Coroutine[Any, Any, Response]],
+) -> Response:
+    """What every generating route begins with: a body for a model that is served and ready. The
+    work of `answer` ends when the client goes."""
+    state: ServerState = request.app.state.server
+    body = await read_json_body(request, state.max_body_bytes)
+    require_ready(state)
+    fields = parse(body)
+    require_model(state, fields.model)
+    return await until_disconnect(request.receive, answer(request, state, fields))
 
 
 async def admit(

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from deltaserve.engine.capacity import Capacity
 from deltaserve.engine.sampling_params import SamplingParams
 
-from .admission import admit, require_model, require_ready
+from .admission import admit, answer_body
 from .answer import ChoiceState, Shown
 from .chat_answer import ChatAnswer
 from .chat_grammar import chat_grammar
@@ -29,19 +29,12 @@ from .prompts import PromptLimits, encode
 from .protocol import num_choices
 from .reasoning import THINK_END, MessageRouter, reasoning_is_open
 from .reply import reply
-from .request_body import read_json_body
 from .sampling_fields import sampling_params
 from .state import ServerState
-from .streaming import until_disconnect
 
 
 async def chat_completions(request: Request) -> Response:
-    state: ServerState = request.app.state.server
-    body = await read_json_body(request, state.max_body_bytes)
-    require_ready(state)
-    fields = parse_chat(body)
-    require_model(state, fields.model)
-    return await until_disconnect(request.receive, _answer(request, state, fields))
+    return await answer_body(request, parse_chat, _answer)
 
 
 async def _answer(request: Request, state: ServerState, fields: ChatBody) -> Response:

@@ -10,26 +10,19 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .admission import admit, require_model, require_ready
+from .admission import admit, answer_body
 from .answer import Shown
 from .completion_answer import CompletionAnswer
 from .echo import PromptEcho
 from .prompts import PromptLimits, encode, read_prompts
 from .protocol import CompletionBody, num_choices, parse_completion
 from .reply import reply
-from .request_body import read_json_body
 from .sampling_fields import completion_params
 from .state import ServerState
-from .streaming import until_disconnect
 
 
 async def completions(request: Request) -> Response:
-    state: ServerState = request.app.state.server
-    body = await read_json_body(request, state.max_body_bytes)
-    require_ready(state)
-    fields = parse_completion(body)
-    require_model(state, fields.model)
-    return await until_disconnect(request.receive, _answer(request, state, fields))
+    return await answer_body(request, parse_completion, _answer)
 
 
 async def _answer(request: Request, state: ServerState, fields: CompletionBody) -> Response:

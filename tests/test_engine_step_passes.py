@@ -24,8 +24,6 @@ class Graph:
 
 
 class GraphDevice(CpuDevice):
-    has_graphs = True
-
     def capture(self, work: Callable[[], None]) -> Graph:
         return Graph(work)
 
@@ -80,7 +78,7 @@ def test_buckets_hold_every_number_of_rows(max_rows: int) -> None:
 def test_a_step_launches_its_bucket_on_padded_arrays() -> None:
     inputs, work, device = FixedInputs(), Recorder(), GraphDevice()
     sampler = Sampler(6, 50, device, inputs)
-    passes = GraphPasses(inputs, work.decode, work.sample, sampler, 50, device, 6)
+    passes = GraphPasses(inputs, work.decode, work.sample, sampler, 50, device, device, 6)
     assert [len(run[0]) for run in work.decodes] == [6, 4, 2, 1]
     for run in (*work.decodes, *work.samples):
         assert set(run[2 if run in work.decodes else 0]) == {-1}  # nothing but padding
@@ -110,7 +108,7 @@ def test_a_step_launches_its_bucket_on_padded_arrays() -> None:
 def test_a_masked_step_is_sampled_without_a_graph_when_its_masks_are_known() -> None:
     inputs, work, device = FixedInputs(), Recorder(), GraphDevice()
     sampler = Sampler(6, 50, device, inputs)
-    passes = GraphPasses(inputs, work.decode, work.sample, sampler, 50, device, 6)
+    passes = GraphPasses(inputs, work.decode, work.sample, sampler, 50, device, device, 6)
     sequences = [Sequence(f"{i}", (1,), SamplingParams(), state_slot=i) for i in range(3)]
     sampler.prepare(tuple(sequences))
     decodes = tuple(ScheduledDecode(s, s.state_slot, 10, -1, True) for s in sequences)

@@ -77,7 +77,7 @@ class Profile:
             prefill_chunk=budget,
         )
         self._backend = create_backend(config, self._model)
-        self._cuda = self._backend.device.has_graphs
+        self._cuda = self._backend.device.graphs is not None
         self._timer = make_timer(sys.modules["cupy"]) if self._cuda else None
         self._log = LaunchLog(self._timer)
         if self._cuda:

@@ -59,7 +59,6 @@ class CudaDevice:
     """
 
     name = "cuda"
-    has_graphs = True
 
     def __init__(self, index: int = 0) -> None:
         import cupy
@@ -70,6 +69,10 @@ class CudaDevice:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self._last_end: Any = None
+
+    @property
+    def graphs(self) -> CudaDevice:
+        return self
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._cupy.empty(shape, _dtype(dtype))

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...device import Graph, StepTiming
+from ...device import StepTiming
 
 STAGING_BYTES = 8 << 20
 T = TypeVar("T")
@@ -40,12 +40,6 @@ class CpuStepInputs:
     def upload(self, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.ascontiguousarray(host)
 
-    def reserve(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-        raise NotImplementedError("the CPU device has no graphs that need fixed arrays")
-
-    def fill(self, reserved: npt.NDArray[Any], host: npt.NDArray[Any]) -> None:
-        raise NotImplementedError("the CPU device has no graphs that need fixed arrays")
-
     def flush(self) -> None:
         pass
 
@@ -73,7 +67,7 @@ class CpuDevice:
     """`Device` over NumPy. Submitted work runs in order on one thread, behind the caller."""
 
     name = "cpu"
-    has_graphs = False
+    graphs = None
 
     def __init__(self) -> None:
         self._last_end = 0.0
@@ -108,9 +102,6 @@ class CpuDevice:
 
     def step_inputs(self, num_bytes: int) -> CpuStepInputs:
         return CpuStepInputs()
-
-    def capture(self, work: Callable[[], None]) -> Graph:
-        raise NotImplementedError("the CPU device has no graphs")
 
     def submit(self, work: Callable[[], T]) -> CpuPending[T]:
         return CpuPending(self._worker.submit(self._timed, work))
