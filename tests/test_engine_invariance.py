@@ -160,3 +160,28 @@ def test_tokens_and_logits_are_those_of_the_request_alone(directory: Path, seed:
     # logits of the token issued beyond the end are equal too, where both runs have them
     common = together.hashes.keys() & alone.hashes.keys()
     assert all(together.hashes[key] == alone.hashes[key] for key in common)
+
+
+def test_no_block_size_changes_a_bit(directory: Path) -> None:
+    """All that EngineConfig allows; contexts before and behind the end of most blocks."""
+    rng = random.Random(5)
+    requests = [
+        Request(
+            str(length),
+            tuple(rng.randrange(NUM_TOKENS) for _ in range(length)),
+            SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
+        )
+        for length in (60, 200, 700)
+    ]
+    runs = []
+    for block_size in range(64, 1025, 64):
+        run = Run()
+        engine = LLMEngine(
+            engine_config(directory, block_size=block_size), logits_hook=run.note_logits
+        )
+        for request in requests:
+            engine.add_request(request.name, request.prompt, request.params)
+        run.ids = {name: token_ids(outputs) for name, outputs in run_to_end(engine).items()}
+        engine.close()
+        runs.append(run)
+    assert all(run == runs[0] for run in runs)

@@ -62,6 +62,30 @@ def test_one_sequence(block_size: int, start: int, count: int) -> None:
     np.testing.assert_allclose(last, expected[-1:], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [65, 200, 1100])
+def test_no_block_size_changes_a_bit(length: int) -> None:
+    """Sums are cut at absolute multiples of 64, whatever blocks the context lies in."""
+    k, v, q = (
+        RNG.standard_normal((length, heads, DIM), dtype=np.float32)
+        for heads in (KV_HEADS, KV_HEADS, HEADS)
+    )
+    qgkv = RNG.standard_normal((length, (2 * HEADS + 2 * KV_HEADS) * DIM), dtype=np.float32)
+    last, slots = np.full(1, length - 1, np.int32), np.zeros(1, np.int32)
+    results = []
+    for block_size in range(64, 1025, 64):  # all that EngineConfig allows
+        blocks = -(-length // block_size)
+        table = RNG.permutation(blocks)[None].astype(np.int32)
+        caches = paged(k, block_size, table[0]), paged(v, block_size, table[0])
+        out = np.full((length + 1, HEADS * DIM), np.nan, np.float32)
+        batch = prefill_batch([(0, length)], [0])
+        NumpyOps().attention_prefill(q, qgkv, *caches, table, batch, out[:length])
+        step = DecodeBatch(last, last, slots, slots)
+        NumpyOps().attention_decode(q[-1:], qgkv[-1:], *caches, table, step, out[length:])
+        results.append(out)
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
 def test_ids_that_only_the_device_knows_and_their_kv_slots() -> None:
     batch = DecodeBatch(
         input_ids=np.array([7, -1, -1], np.int32),

@@ -1,12 +1,15 @@
 """Full attention over the paged cache: norms, rotation, and softmax in absolute tiles.
 
-A decode row is computed by itself over its own context. A prompt row belongs to the query tile that
-its position falls in (64 rows), and reads its context in spans of 512 positions, so the shape of
-each product, and with it the order of its sums, is a function of absolute positions alone. Cache
-entries beyond the context are never read: a block may hold anything there.
+A decode row is computed by itself over its own context, in tiles of 64 positions. A prompt row
+belongs to the query tile that its position falls in (64 rows), and reads its context in spans of
+512 positions. So the shape of each product, and with it the order of its sums, is a function of
+absolute positions alone, and not of the block size, a multiple of 64. Cache entries beyond the
+context are never read: a block may hold anything there.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -82,26 +85,27 @@ def attention_decode(
         rows, num_kv_heads, group, head_dim, 1
     )
     heads = out.reshape(rows, num_kv_heads, group, head_dim)
+    tile = math.gcd(block_size, KV_TILE)
     contexts = zip(batch.positions.tolist(), batch.state_slots.tolist(), strict=True)
     for row, (position, slot) in enumerate(contexts):
         context = position + 1
         table = block_tables[slot, : -(-context // block_size)].tolist()
-        spans = [
-            (block, start, min(start + block_size, context))
-            for block, start in zip(table, range(0, context, block_size), strict=True)
-        ]
+        tiles = []  # positions start .. end - 1, and where they lie
+        for start in range(0, context, tile):
+            end, at = min(start + tile, context), start % block_size
+            tiles.append((start, end, table[start // block_size], slice(at, at + end - start)))
         scores = np.empty((num_kv_heads, group, context), np.float32)
-        for block, start, end in spans:  # a product with one vector per query head
-            keys = k_cache[block, :, None, : end - start]
+        for start, end, block, offsets in tiles:  # a product with one vector per query head
+            keys = k_cache[block, :, None, offsets]
             scores[:, :, start:end] = np.matmul(keys, queries[row])[..., 0]
         scores -= np.max(scores, axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         total = np.add.reduce(scores, axis=-1, keepdims=True)
         result = heads[row]
         result[...] = 0
-        for block, start, end in spans:
+        for start, end, block, offsets in tiles:
             weights = scores[:, :, None, start:end]
-            result += np.matmul(weights, v_cache[block, :, None, : end - start])[:, :, 0]
+            result += np.matmul(weights, v_cache[block, :, None, offsets])[:, :, 0]
         result /= total
     _gate(out, qgkv, num_heads * head_dim, act)
 
