@@ -3,11 +3,13 @@ edited .cu files are compiled."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +73,30 @@ def checkout(tmp_path: Path) -> Path:
     content = {"format": 1, "archs": {"sm_90": {"kernels": kernels, "gemm_tiles": {}}}}
     (folder / "manifest.json").write_text(json.dumps(content))
     return folder
+
+
+def test_headers_of_the_compilers_version_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the wheels' folders of CUDA 12 and 13, else from a toolkit's."""
+    monkeypatch.syspath_prepend(str(ROOT / "triton_aot"))
+    cuda_headers = importlib.import_module("cuda_headers")
+    monkeypatch.setattr(
+        cuda_headers.importlib.util,
+        "find_spec",
+        lambda name: SimpleNamespace(submodule_search_locations=[tmp_path / name]),
+    )
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "toolkit"))
+    places = {
+        13: tmp_path / "nvidia/cu13/include",
+        12: tmp_path / "nvidia/cuda_runtime/include",
+        11: tmp_path / "toolkit/include",
+    }
+    for major, place in places.items():
+        place.mkdir(parents=True)
+        (place / "cuda_bf16.h").touch()
+        (place / "cuda.h").write_text(f"#define CUDA_VERSION {major}080\n")
+    assert {major: cuda_headers.find_headers(major) for major in places} == places
 
 
 def stale(folder: Path) -> str:

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from architectures import KIB, MAX_SHARED, capability
-from cuda_sources import CUDA, dynamic_shared, include_dirs, kernels, waiting_kernels
+from cuda_headers import find_headers
+from cuda_sources import CUDA, dynamic_shared, kernels, waiting_kernels
 from cupy_backends.cuda.libs import nvrtc
 
 _USAGE = re.compile(
@@ -25,7 +26,8 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     text = (CUDA / source).read_text()
     program = nvrtc.createProgram(text, source, (), ())
     options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
-    options += [f"--include-path={path}" for path in include_dirs()]
+    for path in (CUDA / "include", find_headers(nvrtc.getVersion()[0])):
+        options.append(f"--include-path={path}")
     try:
         nvrtc.compileProgram(program, tuple(options))
     except nvrtc.NVRTCError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -21,17 +20,6 @@ _TYPES = {
     "u32": "u32",
     "u64": "u64",
 }
-
-
-def include_dirs() -> list[Path]:
-    """Our headers, and CUDA's where the nvidia-cuda-runtime wheel of either version has them."""
-    spec = importlib.util.find_spec("nvidia")
-    found = []
-    for root in spec.submodule_search_locations or () if spec else ():
-        found += [header.parent for header in Path(root).glob("*/include/cuda_bf16.h")]
-    if not found:
-        raise FileNotFoundError("cuda_bf16.h: install nvidia-cuda-runtime-cu12 (or -cuda-runtime)")
-    return [CUDA / "include", found[0]]
 
 
 def parse_signature(parameters: str) -> list[str]:

@@ -24,7 +24,8 @@ def refresh_cuda_kernels(folder: Path, arch: str) -> None:
     done = subprocess.run([*command, "--out", str(folder)], capture_output=True, text=True)
     if done.returncode:
         raise ValueError(
-            f"cuda/*.cu changed and does not compile for {arch}: {done.stderr.strip()}"
+            f"cuda/*.cu is newer than its cubins (make aot) and could not be compiled for {arch}:"
+            f" {done.stderr.strip()}"
         )
     for source in done.stdout.split():
         logger.info("compiled cuda/%s for %s", source, arch)
