@@ -37,6 +37,8 @@ class AsyncEngine:
     each message on the loading's progress.
 
     `facts` is set once the model is ready; `unavailable` says why nothing can be answered, if so.
+    `config_error` is what a ConfigError said that ended the loading; it is the owner's to log, who
+    knows what the user called its fields.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class AsyncEngine:
         on_loading: Callable[[msg.Loading], None] | None = None,
     ) -> None:
         self.facts: msg.Ready | None = None
+        self.config_error: str | None = None
         self.loading = msg.Loading("starting the engine", 0, 0)
         self.draining = False
         self.dead = asyncio.Event()
@@ -247,6 +250,8 @@ class AsyncEngine:
                 self.facts = message
                 self.ready_or_dead.set()
             case msg.Failed():
+                if message.is_config_error:
+                    self.config_error = message.message
                 self._die(message.message)
 
     def _refused(self, answer: msg.Refused) -> None:
@@ -279,7 +284,8 @@ class AsyncEngine:
 
     def _die(self, reason: str) -> None:
         if self._death is None:
-            logger.error("engine: %s", reason)
+            if reason != self.config_error:
+                logger.error("engine: %s", reason)
             self._death = reason
             self.fail_open_requests(reason)
             self.dead.set()

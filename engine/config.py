@@ -23,6 +23,11 @@ _DEVICES = ("auto", "cpu", "cuda")
 _DTYPES = ("auto", "float32", "bfloat16")
 
 
+class ConfigError(ValueError):
+    """An EngineConfig that this machine or this model cannot follow. One line, which begins with
+    the name of the field where it is one field's."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A Qwen3.5 text model. Names are ours; see `ops.base` for the dimension letters."""

@@ -27,6 +27,7 @@ from typing import Any
 
 import zmq
 
+from .config import ConfigError
 from .engine_loop import Engine, EngineLoop
 from .progress import Progress
 
@@ -70,6 +71,8 @@ def run_engine_process(
     code = 1
     try:
         engine = build(config, loop.report_progress)
+    except ConfigError as error:
+        loop.fail(str(error), is_config_error=True)
     except Exception as error:
         if not isinstance(error, (ValueError, OSError)):  # those are the user's; the parent logs
             logger.exception("loading failed")

@@ -123,8 +123,8 @@ class EngineLoop:
         self._socket.poll(2000)
         self._read_messages()
 
-    def fail(self, message: str) -> None:
-        self._status = msg.Failed(message)
+    def fail(self, message: str, is_config_error: bool = False) -> None:
+        self._status = msg.Failed(message, is_config_error)
         self._read_messages()
         self._broadcast(self._status)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .capacity import Capacity
-from .config import EngineConfig, ModelConfig
+from .config import ConfigError, EngineConfig, ModelConfig
 from .memory_sizes import (
     activation_bytes,
     block_bytes,
@@ -73,7 +73,7 @@ _SETTINGS = ("kv_cache_memory", "snapshot_memory", "max_num_seqs", "max_num_batc
 """What a config may ask too much of, in the order in which a smaller value is proposed."""
 
 
-class _TooSmallError(ValueError):
+class _TooSmallError(ConfigError):
     """The plan does not fit what is available."""
 
 
@@ -109,12 +109,12 @@ def plan_memory(
 ) -> MemoryPlan:
     """Decides the Capacity for `free` bytes of memory, before the weights are loaded.
 
-    Raises ValueError where the model or what the config asks for does not fit: with the numbers,
+    Raises ConfigError where the model or what the config asks for does not fit: with the numbers,
     and the largest value of a setting that does.
     """
     limit = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > limit:
-        raise ValueError(
+        raise ConfigError(
             f"max_model_len: {config.max_model_len} is over the model's {limit} positions"
         )
     try:
@@ -125,7 +125,7 @@ def plan_memory(
             for name in _SETTINGS
             if (largest := _largest(name, model, config, free, kind, workspace_bytes))
         ]
-        raise ValueError("; ".join([str(error), *proposals])) from None
+        raise ConfigError("; ".join([str(error), *proposals])) from None
 
 
 def _plan(
@@ -172,17 +172,21 @@ def _plan(
         num_blocks = min(usable // block, num_seqs * blocks_per_seq)
     else:
         num_blocks = kv_memory // block
+        if num_blocks < 1:
+            raise ConfigError(
+                f"kv_cache_memory: must be at least {block}, the bytes of a block of "
+                f"{config.block_size} tokens, got {kv_memory}"
+            )
     states = ("state slots", num_seqs * slot), ("snapshots", num_snapshots * slot)
     rows = (*fixed_rows(num_seqs), *states)
     if num_blocks < 1 or rest < num_blocks * block:
-        what = "kv_cache_memory" if kv_memory is not None and num_blocks < 1 else "memory"
         parts = ", ".join(f"{name} {_size(size)}" for name, size in rows)
         raise _TooSmallError(
-            f"{what}: too small. {_size(available)} may be used; {num_seqs} sequences need {parts}"
+            f"memory: too small. {_size(available)} may be used; {num_seqs} sequences need {parts}"
             f" and {max(num_blocks, 1)} KV blocks of {_size(block)}"
         )
     if config.max_model_len is not None and num_blocks < blocks_per_seq:
-        raise ValueError(
+        raise ConfigError(
             f"max_model_len: {config.max_model_len} tokens take {blocks_per_seq} blocks of "
             f"{config.block_size} and there is room for {num_blocks}; the limit is "
             f"{num_blocks * config.block_size}"

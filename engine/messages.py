@@ -78,9 +78,13 @@ class Ready(Message):
 
 
 class Failed(Message):
-    """The engine could not load or ended by an exception; the process exits after this."""
+    """The engine could not load or ended by an exception; the process exits after this.
+
+    `is_config_error`: what a ConfigError says.
+    """
 
     message: str
+    is_config_error: bool = False
 
 
 class Admitted(Message):

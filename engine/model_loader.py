@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 
 from .cache import allocate_cache
-from .config import EngineConfig, ModelConfig
+from .config import ConfigError, EngineConfig, ModelConfig
 from .device import Device
 from .dummy_weights import dummy_weights
 from .memory_plan import CPU, CUDA, MemoryPlan, plan_memory
@@ -34,8 +34,9 @@ def load_model_runner(
     device: Device | None = None,
     logits_hook: LogitsHook | None = None,
 ) -> ModelRunner:
-    """Raises ValueError, before the weights are read, for a config or a model that cannot be
-    served and for too little memory. `device` replaces the CPU device in tests."""
+    """Raises, before the weights are read, ConfigError for a config that cannot be followed and for
+    too little memory, CheckpointError for a model that cannot be served. `device` replaces the CPU
+    device in tests."""
     model_config = ModelConfig.from_hf(config.model_path)
     backend = create_backend(config, model_config, device)
     weights = _weights(config, model_config, backend, progress)
@@ -141,8 +142,7 @@ def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
     from .ops.cuda.shapes import check_shapes
 
     if not has_usable_gpu():
-        raise ValueError("device: cuda needs CuPy (pip install '.[cuda12]') and an NVIDIA GPU")
-    check_shapes(model_config, config.block_size, config.max_num_seqs)
+        raise ConfigError("device: cuda needs CuPy (pip install '.[cuda12]') and an NVIDIA GPU")
     from .ops.cuda.device import CudaDevice
     from .ops.cuda.loader import KernelLibrary, read_manifest
     from .ops.cuda.nvtx import NvtxTracer
@@ -150,11 +150,15 @@ def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
 
     gpus, index = find_gpus(), config.device_ordinal
     if index >= len(gpus):
-        raise ValueError(f"device_ordinal: {index}, but the GPUs here are 0 to {len(gpus) - 1}")
+        raise ConfigError(f"device_ordinal: {index}, but the GPUs here are 0 to {len(gpus) - 1}")
+    try:
+        check_shapes(model_config, config.block_size, config.max_num_seqs)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     try:
         check_gpu(gpus[index], read_manifest())
     except (FileNotFoundError, ValueError) as error:
-        raise ValueError(f"device: cuda: {error}") from error
+        raise ConfigError(f"device: cuda: {error}") from error
     device = CudaDevice(index)
     kernels = KernelLibrary()
 

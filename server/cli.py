@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deltaserve.engine.config import EngineConfig, ModelConfig
+from deltaserve.engine.config import ConfigError, EngineConfig, ModelConfig
 
-from .flags import UsageError, command_parser
+from .flags import USAGE_EXIT_CODE, UsageError, command_parser, of_flag
 from .options import ServerOptions
 
 API_KEY_VARIABLE = "DELTASERVE_API_KEY"
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         return _serve(given)
     except UsageError as error:
         print(f"deltaserve: error: {error}", file=sys.stderr)
-        return 2
+        return USAGE_EXIT_CODE
     except KeyboardInterrupt:  # before the server had its signal handlers
         return 130
 
@@ -91,8 +91,7 @@ def _engine_config(given: Mapping[str, Any]) -> EngineConfig:
     try:
         return EngineConfig(**{name: given[name] for name in names & given.keys()})
     except ValueError as error:
-        name, colon, rest = str(error).partition(":")
-        raise UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
+        raise UsageError(of_flag(str(error))) from None
 
 
 def _model_config(config: EngineConfig) -> ModelConfig:
@@ -183,8 +182,8 @@ def _print_plan(config: EngineConfig, model: ModelConfig) -> int:
 
     try:
         print(create_backend(config, model).plan.table())
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    except ConfigError as error:
+        raise UsageError(of_flag(str(error))) from None
     return 0
 
 

@@ -7,6 +7,7 @@ name of the configuration file.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from typing import Any, NoReturn
 
@@ -20,8 +21,19 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
+USAGE_EXIT_CODE = 2
+
+
 class UsageError(Exception):
     """What the user has to change, in one line."""
+
+
+def of_flag(message: str) -> str:
+    """What EngineConfig or a ConfigError says of a field, as said of its flag."""
+    name, colon, rest = message.partition(":")
+    if name not in {field.name for field in dataclasses.fields(EngineConfig)}:
+        return message
+    return f"--{name.replace('_', '-')}{colon}{rest}"
 
 
 class Parser(argparse.ArgumentParser):

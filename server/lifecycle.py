@@ -2,6 +2,8 @@
 
 listen -> spawn the engine, serve (/ready 503) -> loaded -> ... -> signal -> workers drain ->
 end the engine -> exit 0
+
+It ends with 1 when the model cannot be loaded, and like a wrong flag where that is for a setting.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import uvloop
 from deltaserve.engine.async_engine import AsyncEngine
 from deltaserve.engine.core_process import EngineProcess
 
+from .flags import USAGE_EXIT_CODE, of_flag
 from .listen import address_of
 from .load_progress import LoadProgress
 from .options import ServerOptions
@@ -57,10 +60,11 @@ async def _run(
     logger.info("listening on %s, loading %s", address, options.model_path)
     announcing = asyncio.create_task(_announce(engine, progress))
     try:
-        return await serving.run()
+        code = await serving.run()
     finally:
         announcing.cancel()
         progress.end()
+    return USAGE_EXIT_CODE if code and engine.config_error is not None else code
 
 
 async def _announce(engine: AsyncEngine, progress: LoadProgress) -> None:
@@ -69,6 +73,8 @@ async def _announce(engine: AsyncEngine, progress: LoadProgress) -> None:
     progress.end()
     if engine.facts is not None:
         logger.info("ready after %.1f s", time.monotonic() - began)
+    elif engine.config_error is not None:
+        logger.error("%s", of_flag(engine.config_error))
 
 
 def _raise_file_limit() -> None:

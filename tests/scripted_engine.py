@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from deltaserve.engine.capacity import Capacity
+from deltaserve.engine.config import ConfigError
 from deltaserve.engine.grammar import Grammar, GrammarError
 from deltaserve.engine.grammar_state import CompiledFuture
 from deltaserve.engine.llm_engine import Submitted
@@ -45,6 +46,7 @@ class Script:
     step_s: float = 0.0
     load_s: float = 0.0
     load_error: str | None = None
+    config_error: str | None = None
     max_running: int = 4
     max_queue: int = 4
     max_model_len: int = 512
@@ -230,4 +232,6 @@ def build_scripted_engine(script: Script, progress: Progress) -> ScriptedEngine:
         time.sleep(script.load_s)
     if script.load_error is not None:
         raise ValueError(script.load_error)
+    if script.config_error is not None:
+        raise ConfigError(script.config_error)
     return ScriptedEngine(script)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deltaserve.engine.config import ModelConfig
+from deltaserve.engine.config import ConfigError, ModelConfig
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.memory_plan import CPU, plan_memory
 from deltaserve.engine.memory_sizes import block_bytes, slot_bytes
@@ -67,15 +67,16 @@ def test_plan_is_what_is_allocated(tmp_path: Path, tied: bool) -> None:
 def test_plan_refuses_with_numbers(directory: Path) -> None:
     model = ModelConfig.from_hf(directory)
     config = engine_config(directory)
-    with pytest.raises(ValueError, match=r"memory: too small.*MiB"):
+    with pytest.raises(ConfigError, match=r"memory: too small.*MiB"):
         plan_memory(model, config, 1 << 20)
-    with pytest.raises(ValueError, match="kv_cache_memory: too small"):
+    block = block_bytes(model, 64, CPU.act)
+    with pytest.raises(ConfigError, match=f"kv_cache_memory: must be at least {block}, .*got 100"):
         small = dataclasses.replace(config, kv_cache_memory=100)
         plan_memory(model, small, 1 << 30)
-    with pytest.raises(ValueError, match="max_model_len: 1025 is over the model's 1024 positions"):
+    with pytest.raises(ConfigError, match="max_model_len: 1025 is over the model's 1024 positions"):
         plan_memory(model, dataclasses.replace(config, max_model_len=1025), 1 << 30)
-    with pytest.raises(ValueError, match="take 16 blocks of 64 and there is room for 3"):
-        three = dataclasses.replace(config, kv_cache_memory=3 * block_bytes(model, 64, CPU.act))
+    with pytest.raises(ConfigError, match="take 16 blocks of 64 and there is room for 3"):
+        three = dataclasses.replace(config, kv_cache_memory=3 * block)
         plan_memory(model, three, 1 << 30)
 
 

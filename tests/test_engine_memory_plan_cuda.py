@@ -1,4 +1,5 @@
-"""The memory plan of a GPU and the shapes that its kernels have; needs no GPU."""
+"""The memory plan of a GPU, the shapes that its kernels have and what else is refused before it is
+touched; needs no GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ import dataclasses
 
 import pytest
 
-from deltaserve.engine.config import EngineConfig, ModelConfig
+from deltaserve.engine.config import ConfigError, EngineConfig, ModelConfig
 from deltaserve.engine.memory_plan import CUDA, MemoryPlan, plan_memory
 from deltaserve.engine.memory_sizes import slot_bytes
+from deltaserve.engine.model_loader import create_backend
+from deltaserve.engine.ops.cuda import detect, loader
+from deltaserve.engine.ops.cuda.detect import Gpu
 from deltaserve.engine.ops.cuda.ops import OpsShape, workspace_bytes
 from deltaserve.engine.ops.cuda.shapes import check_shapes
 from tools.model_shapes import SIZES, hf_text_config
@@ -88,3 +92,31 @@ def test_kernels_have_every_size(size: str) -> None:
 def test_other_shapes_are_refused_by_name(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_shapes(dataclasses.replace(FOUR_B, **change), 64, None)
+
+
+H100 = Gpu("sm_90", 13_000)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ordinal", "change", "message"),
+    [
+        ([], 0, {}, "device: cuda needs CuPy"),
+        ([H100], 1, {}, "device_ordinal: 1, but the GPUs here are 0 to 0"),
+        ([H100], 0, {"head_dim": 128}, "device cuda cannot run this model: head_dim 128"),
+        ([Gpu("sm_70", 13_000)], 0, {}, "device: cuda: this GPU is sm_70; kernels are"),
+    ],
+    ids=["no GPU", "ordinal", "shapes", "architecture"],
+)
+def test_what_the_machine_cannot_do_is_an_error_of_the_config(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[Gpu],
+    ordinal: int,
+    change: dict[str, int],
+    message: str,
+) -> None:
+    monkeypatch.setattr(detect, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(detect, "has_usable_gpu", lambda: bool(gpus))
+    monkeypatch.setattr(loader, "read_manifest", lambda: {"archs": {"sm_90": {}}, "compilers": {}})
+    config = EngineConfig("4B", device="cuda", device_ordinal=ordinal)
+    with pytest.raises(ConfigError, match=message):
+        create_backend(config, dataclasses.replace(FOUR_B, **change))

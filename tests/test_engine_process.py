@@ -219,6 +219,15 @@ async def test_a_failed_load_says_why() -> None:
     assert process.exit_code == 1
 
 
+async def test_a_config_that_cannot_be_followed_is_told_apart() -> None:
+    message = "max_num_seqs: too many"
+    async with running(Script(config_error=message)) as engine:
+        assert engine.facts is None
+        assert (engine.config_error, engine.broken) == (message, message)
+    async with running(Script(load_error=message)) as engine:
+        assert engine.config_error is None
+
+
 async def test_loading_reports_its_stages() -> None:
     engine = AsyncEngine(EngineProcess(Script(load_s=0.3), build_scripted_engine))
     await engine.start()

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from deltaserve.engine.config import EngineConfig
+from deltaserve.engine.ops.cuda.detect import has_usable_gpu
 from deltaserve.server.cli import main
 from deltaserve.server.config_file import read_config_file
 from deltaserve.server.flags import command_parser
 from deltaserve.server.options import ServerOptions
 
 from .server_process import ROOT
-from .tiny_checkpoint import tiny_hf_config
+from .tiny_checkpoint import tiny_hf_config, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -284,11 +285,36 @@ def test_a_dry_run_prints_the_plan_and_reads_no_weights(
     assert "weights" in output and "KV blocks" in output and "sequences at once" in output
 
 
-def test_a_dry_run_of_what_does_not_fit(
-    capsys: pytest.CaptureFixture[str], config_only: Path
+UNFOLLOWED = [
+    (["--device=cpu", "--kv-cache-memory=1"], "--kv-cache-memory: must be at least"),
+    (["--device=cpu", "--snapshot-memory=900000G"], "memory: too small"),
+    pytest.param(
+        ["--device=cuda"],
+        "--device: cuda needs CuPy",
+        marks=pytest.mark.skipif(has_usable_gpu(), reason="there is a GPU"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), UNFOLLOWED, ids=str)
+def test_a_dry_run_of_what_cannot_be_followed(
+    capsys: pytest.CaptureFixture[str], config_only: Path, flags: list[str], message: str
 ) -> None:
-    code, line = run(
-        capsys, f"--model-path={config_only}", "--device=cpu", "--dry-run", "--kv-cache-memory=1"
-    )
+    code, line = run(capsys, f"--model-path={config_only}", "--dry-run", *flags)
     assert code == 2
-    assert "kv_cache_memory" in line.replace("-", "_")
+    assert line.startswith(f"deltaserve: error: {message}")
+
+
+@pytest.mark.parametrize(("flags", "message"), UNFOLLOWED, ids=str)
+def test_a_server_of_what_cannot_be_followed(
+    config_only: Path, flags: list[str], message: str
+) -> None:
+    """Found in the engine's process; there are no weights that could be read before."""
+    write_tokenizer(config_only)
+    command = [sys.executable, "-m", "deltaserve.server.cli", "serve", "--port=0", *flags]
+    done = subprocess.run(
+        [*command, f"--model-path={config_only}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if " INFO " not in line)
+    assert f" ERROR {message}" in line

@@ -141,6 +141,14 @@ def test_a_load_error_ends_the_server_with_its_message(start: Start) -> None:
     assert list(server.temporary.iterdir()) == []
 
 
+def test_a_setting_that_cannot_be_followed_ends_it_like_a_wrong_flag(start: Start) -> None:
+    server = start(config_error="kv_cache_memory: must be at least 7, got 1", load_s=0.1)
+    assert server.wait() == 2
+    (line,) = (line for line in server.log().splitlines() if " INFO " not in line)
+    assert line.endswith(" ERROR --kv-cache-memory: must be at least 7, got 1")
+    assert list(server.temporary.iterdir()) == []
+
+
 def test_a_killed_engine(start: Start) -> None:
     server = start(step_s=0.01).wait_ready()
     decoding = Stream(server, [50], 500)

@@ -168,6 +168,16 @@ def test_an_engine_that_cannot_load_ends_all(tmp_path: Path) -> None:
     assert "Traceback" not in server.log()
 
 
+def test_a_setting_that_cannot_be_followed_ends_all_with_one_line(tmp_path: Path) -> None:
+    server = start_scripted(
+        tmp_path, num_workers=NUM_WORKERS, config_error="max_num_seqs: too many", load_s=0.3
+    )
+    assert server.wait() == 2
+    lines = [line for line in server.log().splitlines() if " INFO " not in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("ERROR --max-num-seqs: too many")
+
+
 def test_a_killed_parent_leaves_nobody_behind(server: ServerProcess) -> None:
     """Ends the server of this module, so it is the last test."""
     children = worker_pids(server) | {server.engine_pid}
