@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -14,9 +15,10 @@ sys.path.insert(0, str(ROOT / "triton_aot"))
 from architectures import MAX_SHARED  # noqa: E402
 from cuda_sources import CUDA, kernels, parse_signature  # noqa: E402
 from gemm_tiles import FORMS, Tile, read_table, used_tiles  # noqa: E402
-from variants import all_variants  # noqa: E402
+from variants import all_variants, gemm_variant  # noqa: E402
 
 from deltaserve.engine.ops.cuda.gemm import Gemm, named_tile  # noqa: E402
+from deltaserve.engine.ops.cuda.kernels import Grid  # noqa: E402
 
 # (N, K) of the GEMMs of 0.8B to 27B that `linear_partials` cuts: out and down
 CUT_SHAPES = [
@@ -26,12 +28,16 @@ CUT_SHAPES = [
 
 
 class TableOnly:
-    """The part of `Kernels` that choosing a tile needs."""
+    """The part of `Kernels` that choosing a tile needs, and the grids of what is launched."""
 
     num_multiprocessors = 1
 
     def __init__(self, arch: str) -> None:
         self.gemm_tiles = read_table(arch)
+        self.grids: list[Grid] = []
+
+    def launch(self, name: str, grid: Grid, threads: int, *args: object) -> None:
+        self.grids.append(grid)
 
 
 @pytest.mark.parametrize("arch", MAX_SHARED)
@@ -82,6 +88,35 @@ def test_a_tile_is_one_or_two_powers_of_two_wide() -> None:
         assert Tile("persistent", width, 64, 64, 4, 4).parts == parts
     with pytest.raises(ValueError, match="112 rows"):
         _ = Tile("persistent", 112, 64, 64, 4, 4).parts
+
+
+def test_the_options_of_a_persistent_tile_are_in_its_name() -> None:
+    for name, early, programs in (
+        ("persistent_144x64x64_s7_w4", False, 1),
+        ("persistent_144x64x64_s7_w4_early", True, 1),
+        ("persistent_32x64x128_s4_w4_x2", False, 2),
+        ("persistent_32x64x128_s4_w4_early_x2", True, 2),
+    ):
+        tile = Tile.parse(name)
+        assert (tile.early, tile.programs, tile.name) == (early, programs, name)
+        assert named_tile("fp32", name).programs == programs
+        for arch, starts_early in (("sm_89", False), ("sm_90", early)):
+            variant = gemm_variant(arch, "fp32", tile, False)
+            assert variant.constants["EARLY_START"] == starts_early
+    with pytest.raises(ValueError, match="only persistent"):
+        Tile.parse("stream_64x16x128_s4_w4_early")
+
+
+@pytest.mark.parametrize(("options", "programs"), [("", 5), ("_x2", 10), ("_early_x2", 10)])
+def test_a_persistent_grid_has_so_many_programs_a_multiprocessor(
+    options: str, programs: int
+) -> None:
+    kernels = TableOnly("sm_90")
+    kernels.num_multiprocessors = 5
+    tile = named_tile("fp32", f"persistent_32x64x128_s4_w4{options}")
+    x, weight, out = np.empty((64, 256)), np.empty((640, 256)), np.empty((1, 64, 640))
+    Gemm(kernels).launch_tile(tile, x, weight, out, 640, 256, 1)  # type: ignore[arg-type]
+    assert kernels.grids == [(programs, 1, 1)]
 
 
 def test_a_launch_passes_a_tensor_map_for_each_that_the_kernel_takes() -> None:

@@ -1,8 +1,10 @@
 """Which GEMM tile serves which shape: reads tiles/*.json, names the tiles, knows no kernel.
 
 A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N
-counts weight rows. `decode_8` is the kernel of cuda/gemm_decode.cu, for 8 rows of x. A form is what
-a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
+counts weight rows. Persistent ones may have `_early` after that (the kernel starts early, as stream
+tiles always do) and then `_x2` (two programs a multiprocessor). `decode_8` is the kernel of
+cuda/gemm_decode.cu, for 8 rows of x. A form is what a GEMM stores: "bf16", "fp32" (logits, or
+ordered partial sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
 
@@ -34,7 +36,7 @@ TABLES = {
     "sm_121": "small_shared",
 }
 
-_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)")
+_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(_early)?(?:_x([2-4]))?")
 CUDA_TILE = "decode_8"
 
 
@@ -46,13 +48,20 @@ class Tile:
     block_k: int
     stages: int
     warps: int
+    early: bool = False
+    programs: int = 1
+    """A multiprocessor, of a persistent tile."""
 
     @classmethod
     def parse(cls, name: str) -> Tile:
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"no GEMM tile is named {name!r}")
-        return cls(match[1], *map(int, match.groups()[1:]))
+        early, programs = match.groups()[6:]
+        if match[1] == "stream" and (early or programs):
+            raise ValueError(f"{name}: what only persistent tiles may have")
+        numbers = map(int, match.groups()[1:6])
+        return cls(match[1], *numbers, bool(early), int(programs or 1))
 
     @property
     def parts(self) -> tuple[int, int]:
@@ -67,7 +76,8 @@ class Tile:
     @property
     def name(self) -> str:
         blocks = f"{self.block_n}x{self.block_m}x{self.block_k}"
-        return f"{self.kernel}_{blocks}_s{self.stages}_w{self.warps}"
+        options = "_early" * self.early + f"_x{self.programs}" * (self.programs > 1)
+        return f"{self.kernel}_{blocks}_s{self.stages}_w{self.warps}{options}"
 
 
 def is_cuda(name: str) -> bool:

@@ -23,23 +23,34 @@ CANDIDATES = (
     "stream_128x64x64_s4_w4",
     "stream_64x128x64_s4_w4",
     "stream_128x128x64_s4_w8",
+    "persistent_32x64x128_s4_w4_early_x2",
+    "persistent_48x64x64_s7_w4_early_x2",
     "persistent_64x64x64_s8_w4",
+    "persistent_64x64x128_s6_w4_early",
+    "persistent_80x64x128_s5_w4_early",
     "persistent_96x64x128_s5_w4",
+    "persistent_96x64x128_s5_w4_early",
     "persistent_144x64x64_s7_w4",
+    "persistent_144x64x64_s7_w4_early",
+    "persistent_144x64x128_s4_w4_early",
     "persistent_160x64x64_s7_w4",
     "persistent_160x64x128_s4_w4",
     "persistent_96x128x64_s7_w4",
     "persistent_96x128x64_s7_w8",
     "persistent_128x128x64_s5_w8",
     "persistent_144x128x64_s5_w8",
+    "persistent_128x128x64_s3_w8_x2",
     "persistent_160x128x64_s5_w4",
+    "persistent_160x128x64_s5_w4_early",
     "persistent_160x128x64_s5_w8",
     "persistent_192x128x64_s5_w8",
     "persistent_256x128x64_s3_w8",
     "persistent_256x128x64_s4_w8",
     "persistent_288x128x64_s4_w8",
+    "persistent_288x128x64_s4_w8_early",
     "persistent_128x256x64_s3_w8",
     "persistent_160x256x64_s4_w8",
+    "persistent_192x256x64_s4_w8",
 )
 
 GROUPED_TILES = ("stream_64x16x128_s4_w4", "stream_128x128x64_s3_w8")
@@ -97,8 +108,7 @@ def gemm_variant(arch: str, form: str, tile: Tile, may_spill: bool) -> Variant:
         arguments |= {"out": f"*{out}", **sizes}
         constants |= {name: None for name, kind in maps.items() if kind is None}
         constants |= {"BLOCK_N": main, "EXTRA_N": extra, "GROUP_M": 8}
-        # a block of it leaves no room for another kernel's: there is nothing to start early
-        constants["EARLY_START"] = False
+        constants["EARLY_START"] = early_start and tile.early
     return Variant(
         name=f"gemm.{form}.{tile.name}",
         module="gemm",

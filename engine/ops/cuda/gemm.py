@@ -15,7 +15,7 @@ from .kernels import Blocks, Kernels
 
 Array = Any
 
-_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*")
+_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?")
 _CUDA_TILE = "decode_8"
 _CUDA_BLOCK_N, _CUDA_ROWS, _CUDA_BLOCK_K, _CUDA_THREADS = 64, 8, 128, 128
 """As in cuda/gemm_decode.cu."""
@@ -40,6 +40,8 @@ class GemmTile(NamedTuple):
     """What the kernel takes tensor maps of, in this order."""
     gates: int = 1
     """Weight rows of an output: 2 of SiLU*mul."""
+    programs: int = 1
+    """A multiprocessor, of a persistent tile."""
 
 
 class Gemm:
@@ -148,7 +150,7 @@ class Gemm:
         row_tiles, column_tiles = -(-m // tile.rows), -(-n // tile.columns)
         if tile.persistent:
             programs = row_tiles * column_tiles * segments
-            grid = (min(programs, self._kernels.num_multiprocessors), 1, 1)
+            grid = (min(programs, tile.programs * self._kernels.num_multiprocessors), 1, 1)
         else:
             grid = (row_tiles, column_tiles, segments)
         if tile.maps:
@@ -172,7 +174,7 @@ def named_tile(form: str, name: str) -> GemmTile:
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"no GEMM tile is named {name!r}")
-    block_n, block_m, block_k = map(int, match.groups()[1:])
+    block_n, block_m, block_k = map(int, match.groups()[1:4])
     kernel, columns = f"gemm.{form}.{name}", block_n // gates
     if match[1] == "stream":
         return GemmTile(kernel, False, columns, block_m, block_k, 0)
@@ -180,4 +182,5 @@ def named_tile(form: str, name: str) -> GemmTile:
     maps: tuple[str, ...] = ("x", "w", "w")
     if block_n & (block_n - 1) == 0:
         maps = ("x", "w") if form == "fp32" else ("x", "w", "out")
-    return GemmTile(kernel, True, columns, block_m, block_k, 0, maps, gates)
+    programs = int(match[5] or 1)
+    return GemmTile(kernel, True, columns, block_m, block_k, 0, maps, gates, programs)
