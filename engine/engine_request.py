@@ -81,6 +81,7 @@ class EngineRequest:
             last.error if last else None,
             self._prompt_logprobs,
             self._num_cached_tokens,
+            last.error_param if last else None,
         )
         self._prompt_logprobs, self._num_cached_tokens = (), 0
         self._token_ids.clear()

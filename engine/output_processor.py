@@ -44,8 +44,8 @@ class TextOutput(NamedTuple):
 
     `token_ids` count as usage; with a stop string they end at the token that completed it.
     `stop_reason` is the stop string or the end id's number where one of them ended the text.
-    `must_abort`: the text has ended and the engine does not know yet. `prompt_logprobs` and
-    `num_cached_tokens` are as the engine gave them, in the first one.
+    `must_abort`: the text has ended and the engine does not know yet. The other fields are as the
+    engine gave them.
     """
 
     text: str
@@ -57,6 +57,7 @@ class TextOutput(NamedTuple):
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    error_param: str | None = None
 
 
 class StopChecker:
@@ -152,6 +153,7 @@ class OutputProcessor:
             error=output.error,
             prompt_logprobs=output.prompt_logprobs,
             num_cached_tokens=output.num_cached_tokens,
+            error_param=output.error_param,
         )
 
     def _push(self, text: str, pieces: list[str]) -> str | None:

@@ -100,6 +100,7 @@ class RequestOutput(NamedTuple):
     `finish_reason` is set on the last one; `stop_id` is the end id that stopped it, if one did.
     The end id itself is in `token_ids` (it counts as usage and is not text).
 
+    `error_param`: what the request's sender calls the field at fault, where an error is theirs.
     The first one of a request also has what is known of its prompt: `prompt_logprobs`, if asked
     for, of the prompt's tokens from the second on; and `num_cached_tokens`, how many of the
     prompt's tokens were found in the prefix cache.
@@ -113,3 +114,4 @@ class RequestOutput(NamedTuple):
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    error_param: str | None = None

@@ -11,13 +11,9 @@ from collections.abc import Sequence as SequenceOf
 from .scheduled_batch import ScheduledBatch
 from .sequence import FinishReason, RequestOutput, Sequence, SequenceStatus, TokenLogprobs
 
-NO_TOKEN_LEFT = (
-    "allowed_token_ids, bad_words, min_tokens and the grammar together leave no token that may be "
-    "sampled"
-)
-"""The one error of a request that is its sender's fault."""
-_ROW_ERRORS = {-1: "the logits were not finite", -2: NO_TOKEN_LEFT}
-"""By what `Ops.sample` gives in place of an id."""
+_NOTHING_ALLOWED = -2
+"""What `Ops.sample` gives in place of an id where none may be sampled; -1 for the other."""
+_NOT_FINITE = "the logits were not finite"
 
 
 def step_outputs(
@@ -33,7 +29,7 @@ def step_outputs(
         if seq.status is SequenceStatus.FINISHED:
             continue
         if entries is None:
-            yield seq, _failed(seq, _ROW_ERRORS[-1])
+            yield seq, _failed(seq, _NOT_FINITE)
         else:
             seq.prompt_logprobs.extend(entries)
     for p in batch.prefills:
@@ -48,7 +44,7 @@ def step_outputs(
 
 def _append_token(seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> RequestOutput:
     if token_id < 0:
-        return _failed(seq, _ROW_ERRORS[token_id])
+        return _nothing_allowed(seq) if token_id == _NOTHING_ALLOWED else _failed(seq, _NOT_FINITE)
     seq.output_ids.append(token_id)
     finish_reason, stop_id = None, None
     if token_id in seq.ending_ids:
@@ -79,8 +75,25 @@ def _end_of_prompt(seq: Sequence) -> RequestOutput:
     )
 
 
-def _failed(seq: Sequence, error: str) -> RequestOutput:
-    return RequestOutput(seq.request_id, (), finish_reason=FinishReason.ERROR, error=error)
+def _failed(seq: Sequence, error: str, param: str | None = None) -> RequestOutput:
+    return RequestOutput(
+        seq.request_id, (), finish_reason=FinishReason.ERROR, error=error, error_param=param
+    )
+
+
+def _nothing_allowed(seq: Sequence) -> RequestOutput:
+    """The fault is the request's: of all its fields that forbid ids now, the first one's."""
+    params = seq.params
+    fields = [] if params.grammar is None else [params.grammar.field]
+    fields += ["allowed_token_ids"] if params.allowed_token_ids is not None else []
+    fields += ["bad_words"] if params.bad_words else []
+    fields += ["min_tokens"] if len(seq.output_ids) < params.min_tokens else []
+    if not fields:
+        return _failed(seq, "no token may be sampled")
+    error = f"{fields[0]}: leaves no token that may be sampled"
+    if len(fields) > 1:
+        error += f", together with {' and '.join(fields[1:])}"
+    return _failed(seq, error, fields[0])
 
 
 def _take_prompt_logprobs(seq: Sequence) -> tuple[TokenLogprobs, ...]:

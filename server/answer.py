@@ -20,7 +20,6 @@ from msgspec import UNSET
 from deltaserve.engine.engine_request import EngineRequest, EngineUnavailable
 from deltaserve.engine.output_processor import OutputProcessor, TextOutput
 from deltaserve.engine.sequence import FinishReason, RequestOutput, TokenLogprobs
-from deltaserve.engine.step_outputs import NO_TOKEN_LEFT
 from deltaserve.engine.tokenizer import Tokenizer
 
 from .errors import ApiError
@@ -112,8 +111,8 @@ class Answer(ABC):
                 choice.num_cached_tokens += text.num_cached_tokens
                 if text.finish_reason is FinishReason.STOP:
                     choice.request.close(FinishReason.STOP)
-                if text.error == NO_TOKEN_LEFT:
-                    raise ApiError(400, text.error)
+                if text.error is not None and text.error_param is not None:
+                    raise ApiError(400, text.error, text.error_param)
                 if text.finish_reason is FinishReason.ERROR:
                     raise ApiError(500, f"the request failed: {text.error}")
                 yield choice, text

@@ -176,7 +176,10 @@ def test_a_grammar_that_other_parameters_contradict_fails_alone(engine: LLMEngin
     )
     assert token_ids(wrong) == list(b"a")
     assert wrong[-1].finish_reason is FinishReason.ERROR
-    assert "grammar" in (wrong[-1].error or "")
+    assert wrong[-1].error_param == "grammar"
+    assert wrong[-1].error == (
+        "grammar: leaves no token that may be sampled, together with min_tokens"
+    )
     assert len(token_ids(plain)) == 5
 
 
@@ -188,6 +191,7 @@ def test_a_grammar_that_outgrows_its_limits_fails_and_does_not_end_early(
     text += "".join(f'\nr{i}: "k{i:04}" r{(i * 7) % 3000}' for i in rules)
     (outputs,) = generate(engine, constrained("lark", text))
     assert outputs[-1].finish_reason is FinishReason.ERROR
+    assert outputs[-1].error == "grammar: leaves no token that may be sampled"
 
 
 def test_an_aborted_request_leaves_nothing(engine: LLMEngine) -> None:

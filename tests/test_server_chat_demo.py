@@ -96,6 +96,31 @@ def test_a_call_that_must_be_made(
     assert (content, reason) == (None, "tool_calls")
 
 
+@pytest.mark.parametrize(
+    ("param", "asked"),
+    [
+        ("tools", {"tools": [GET_WEATHER], "tool_choice": "required"}),
+        ("response_format", {"response_format": CAPITAL}),
+        ("response_format", {"tools": [GET_WEATHER], "response_format": CAPITAL}),
+    ],
+    ids=["call", "content", "either"],
+)
+def test_a_dead_end_names_the_field_that_led_there(
+    server: ServerProcess, param: str, asked: dict[str, Any]
+) -> None:
+    """Where a grammar is complete before `min_tokens`, neither the end nor more may come."""
+    fields = {"model": "demo", "temperature": 0, "max_tokens": 200, "min_tokens": 200, **ON}
+    fields |= {**asked, "parallel_tool_calls": False}
+    response = chat(server, "What is 7 + 5?", **fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: leaves no token that may be sampled")
+    *chunks, last = events(chat(server, "What is 7 + 5?", stream=True, **fields))
+    assert last == {"error": error}
+    assert any("reasoning" in chunk["choices"][0]["delta"] for chunk in chunks)
+
+
 @pytest.mark.parametrize("thinking", [{}, ON], ids=["plain", "thinking"])
 def test_content_by_a_schema(server: ServerProcess, thinking: dict[str, Any]) -> None:
     question = "What is the capital of France?"

@@ -21,6 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     started.stop()
 
 
+SEVENTEEN = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 17}}}
 ENDED = ("stop", IM_END_ID)
 CUT = ("length", None)
 
@@ -248,22 +249,30 @@ def test_a_value_out_of_range_is_named(
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "shown"),
     [
-        {"allowed_token_ids": [Z], "bad_words": ["z"]},
-        {"allowed_token_ids": [IM_END_ID], "min_tokens": 2},
+        ({"allowed_token_ids": [Z], "bad_words": ["z"]}, ""),
+        ({"allowed_token_ids": [IM_END_ID], "min_tokens": 2}, ""),
+        ({"guided_regex": "[bz]", "bad_words": ["z", "b"]}, ""),
+        ({"guided_regex": "ab", "min_tokens": 3}, "ab"),
+        ({"structured_outputs": {"choice": ["zc"]}, "allowed_token_ids": [Z]}, "z"),
+        ({"response_format": SEVENTEEN, "min_tokens": 9}, "17"),
     ],
-    ids=["bad_words", "min_tokens"],
+    ids=lambda value: "-".join(value),
 )
 def test_parameters_that_leave_no_token_are_the_senders_error(
-    server: ServerProcess, fields: dict[str, Any]
+    server: ServerProcess, fields: dict[str, Any], shown: str
 ) -> None:
-    message = "together leave no token that may be sampled"
+    """At once, or after what a stream has shown by then."""
+    param, other = fields
     response = server.complete(model="m", prompt="a", **fields)
     assert response.status_code == 400
-    assert message in response.json()["error"]["message"]
-    (event,) = stream(server, "a", **fields)
-    assert message in event["error"]["message"]
+    error = response.json()["error"]
+    message = f"{param}: leaves no token that may be sampled, together with {other}"
+    assert (error["message"], error["param"]) == (message, param)
+    *chunks, last = stream(server, "a", **fields)
+    assert last == {"error": error}
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == shown
 
 
 def test_finished_reasons_are_those_of_the_answers(server: ServerProcess) -> None:
