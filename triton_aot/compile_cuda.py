@@ -33,7 +33,7 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     except nvrtc.NVRTCError as error:
         raise RuntimeError(f"{source}: {nvrtc.getProgramLog(program)}") from error
     log = nvrtc.getProgramLog(program)
-    cubin = nvrtc.getCUBIN(program)
+    cubin = nvrtc.getCUBIN(program) + b"\0"  # CuPy drops the last byte, a zero of the headers' end
     nvrtc.destroyProgram(program)
     usage = {match["name"]: match for match in _USAGE.finditer(log)}
     waiting = waiting_kernels(text) if capability(arch) >= 90 else set()
