@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.gpu_check import ROOT, build_if_missing, make_importable
+from tools.gpu_check import ROOT, build_if_missing, gpu_arch, make_importable
 from tools.gpu_timing import copies_for, graph_microseconds
 from tools.model_shapes import SIZES, hf_text_config
 
@@ -164,7 +164,7 @@ def main() -> int:
     from tools.gpu_arrays import Arrays
     from tools.op_benchmarks import Bench
 
-    arch = f"sm_{cupy.cuda.Device().compute_capability}"
+    arch = gpu_arch()
     build_if_missing(arch)
     kernels = RecordingKernels(KernelLibrary())
     pool = cupy.get_default_memory_pool()

@@ -38,6 +38,12 @@ def make_importable() -> None:
         sys.path.insert(0, str(folder.parent))
 
 
+def gpu_arch() -> str:
+    import cupy
+
+    return f"sm_{cupy.cuda.Device().compute_capability}"
+
+
 def build_if_missing(arch: str) -> None:
     manifest = ROOT / "triton_aot" / "manifest.json"
     if manifest.exists() and arch in json.loads(manifest.read_text())["archs"]:
@@ -111,7 +117,7 @@ def main() -> int:
     from tools.gpu_sample_checks import check_sample_features
 
     seed = options.seed if options.seed is not None else time.time_ns() % 2**32
-    arch = f"sm_{cupy.cuda.Device().compute_capability}"
+    arch = gpu_arch()
     build_if_missing(arch)
     kernels = KernelLibrary()
     shape = OpsShape(24, 16, 48, max_decode_rows=256, max_prefill_tokens=8192)

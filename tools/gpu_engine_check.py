@@ -1,7 +1,7 @@
 """The engine on the GPU of this machine, random weights of a true size: equal bits whatever runs
 beside a request, with and without CUDA graphs, and the times of steps.
 
-    python -m tools.gpu_engine_check [--size 4B] [--only bits time] [--out FILE]
+    python -m tools.gpu_engine_check [--size 4B] [--only bits time] --out FILE
 
 `bits`: the sha256 of every fp32 logits row that is sampled, and every id, against the request run
 alone: batches of 1 to 256, prompts of 1 to 4097 tokens, chunks of 64 to 8192 in mixed steps, few KV
@@ -20,28 +20,42 @@ from typing import Any
 
 import numpy as np
 
-from tools.gpu_check import make_importable
+from tools.gpu_check import build_if_missing, gpu_arch, make_importable
 from tools.gpu_model_check import Checks, free_memory
 
 BATCHES = (1, 2, 3, 5, 8, 17, 32, 64, 128, 256)
 CHUNKS = (64, 256, 1024, 8192)
 OUTPUT_TOKENS = 4
 NUM_REQUESTS = 256
+LONG_REQUESTS, LONG_OUTPUT_TOKENS, FEW_BLOCKS = 24, 130, 70
 
 
 class Engine:
-    """Runners of several settings over the same weights."""
+    """Runners of several settings over the same random weights."""
 
-    def __init__(self, config: Any, weights: Any) -> None:
+    def __init__(self, config: Any, device: Any) -> None:
+        from deltaserve.engine.dummy_weights import dummy_weights
+
         self._config = config
-        self._weights = weights
+        self._device = device.name
+        self._act_dtype = "float32" if device.name == "cpu" else "bfloat16"
+        self._weights = dummy_weights(config, device, self._act_dtype)
+        device.close()
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a KV block of the default size."""
+        from deltaserve.engine.config import EngineConfig
+        from deltaserve.engine.memory_sizes import block_bytes
+
+        return block_bytes(self._config, EngineConfig.block_size, 4 if self._device == "cpu" else 2)
 
     def runner(self, hook: Any = None, *, cuda_graph: bool = True, **options: Any) -> Any:
         from deltaserve.engine.config import EngineConfig
         from deltaserve.engine.model_loader import create_backend, create_model_runner
 
         settings = {"max_num_seqs": 256, "max_model_len": 16384, "kv_cache_memory": 16 << 30}
-        engine_config = EngineConfig("random", device="cuda", **{**settings, **options})
+        engine_config = EngineConfig("random", device=self._device, **{**settings, **options})
         backend = create_backend(engine_config, self._config)
         return create_model_runner(
             self._config,
@@ -61,7 +75,8 @@ class Rows:
         self.ids: dict[str, list[int]] = {}
 
     def hook(self, request_id: str, position: int, row: Any) -> None:
-        self.hashes[request_id, position] = hashlib.sha256(row.get().tobytes()).hexdigest()
+        host = row if isinstance(row, np.ndarray) else row.get()
+        self.hashes[request_id, position] = hashlib.sha256(host.tobytes()).hexdigest()
 
     def run(self, runner: Any, sequences: list[Any]) -> None:
         from tools.engine_timings import run_requests
@@ -75,7 +90,7 @@ class Rows:
         return wrong + sum(alone.ids[name] != ids for name, ids in self.ids.items())
 
 
-def requests(vocab: int, count: int) -> list[Any]:
+def requests(vocab: int, count: int, max_tokens: int = OUTPUT_TOKENS) -> list[Any]:
     """Prompts of 1 to 4097 tokens; every eighth is sampled, not greedy, and every fourth has
     penalties on few ids, so that its tokens depend on how often each came before."""
     from deltaserve.engine.sampling_params import SamplingParams
@@ -95,7 +110,7 @@ def requests(vocab: int, count: int) -> list[Any]:
             "repetition_penalty": 1.1,
         }
         params = SamplingParams(
-            max_tokens=OUTPUT_TOKENS,
+            max_tokens=max_tokens,
             temperature=temperature,
             top_p=0.9,
             ignore_eos=True,
@@ -132,15 +147,13 @@ def bits(engine: Engine, vocab: int) -> Iterator[dict[str, Any]]:
 
 def preemption_bits(engine: Engine, vocab: int) -> Iterator[dict[str, Any]]:
     """Outputs long enough that sequences grow into each other's blocks."""
-
-    def sequences() -> list[Any]:
-        return [s for s in requests(vocab, 48, 130) if len(s.prompt_ids) < 400]
-
     runs = []
-    for blocks_bytes, together in ((16 << 30, False), (140 << 20, True)):
+    for num_blocks, together in ((16 * FEW_BLOCKS, False), (FEW_BLOCKS, True)):
         rows = Rows()
-        runner = engine.runner(rows.hook, kv_cache_memory=blocks_bytes, max_model_len=1024)
-        made = sequences()
+        memory = num_blocks * engine.block_bytes
+        runner = engine.runner(rows.hook, kv_cache_memory=memory, max_model_len=1024)
+        made = requests(vocab, LONG_REQUESTS, LONG_OUTPUT_TOKENS)
+        made = [sequence for sequence in made if len(sequence.prompt_ids) < 400]
         for group in [made] if together else [[sequence] for sequence in made]:
             rows.run(runner, group)
         runner.close()
@@ -178,19 +191,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", default="4B")
     parser.add_argument("--only", nargs="+", default=["bits", "time"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16, 64, 256])
-    parser.add_argument("--seed", type=int, default=20261130)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     make_importable()
     from deltaserve.engine.config import ModelConfig
-    from tools.hf_parity import random_model, shared_weights
     from tools.model_shapes import hf_text_config
 
-    hf_config = hf_text_config(options.size)
-    config = ModelConfig.from_hf(hf_config)
+    if options.device == "cuda":
+        from deltaserve.engine.ops.cuda.device import CudaDevice as Device
+
+        build_if_missing(gpu_arch())
+    else:
+        from deltaserve.engine.ops.numpy.device import CpuDevice as Device
+    config = ModelConfig.from_hf(hf_text_config(options.size))
     began = time.perf_counter()
-    reference = random_model(hf_config, "cuda", options.seed)
-    engine = Engine(config, shared_weights(reference, config))
+    engine = Engine(config, Device())
     print(f"weights in {time.perf_counter() - began:.1f} s", flush=True)
     checks = Checks(options.out)
     if "time" in options.only:

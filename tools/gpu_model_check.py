@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.gpu_check import ROOT, build_if_missing, make_importable
+from tools.gpu_check import ROOT, build_if_missing, gpu_arch, make_importable
 
 LENGTHS = (1, 7, 64, 128, 4097, 8192)
 SMALL_LENGTHS = (1, 7, 64, 130)
@@ -181,9 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = out if out.suffix == ".json" else out / "gpu_model_check.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     if not options.plumbing:
-        import cupy
-
-        build_if_missing(f"sm_{cupy.cuda.Device().compute_capability}")
+        build_if_missing(gpu_arch())
     checks = Checks(out)
     if "demo" in options.only:
         from tools.demo_parity import demo_checks

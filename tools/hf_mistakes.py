@@ -228,6 +228,14 @@ MISTAKES: tuple[Mistake, ...] = (
 )
 
 
+def mistakes_for(model: Model) -> tuple[Mistake, ...]:
+    """Those that change this model: with a value head a key head, n % HK is right."""
+    config = model.config
+    if config.linear_num_value_heads > config.linear_num_key_heads:
+        return MISTAKES
+    return tuple(m for m in MISTAKES if m is not value_head_uses_key_head_modulo)
+
+
 @contextlib.contextmanager
 def made(mistake: Mistake, wrong: Model, right: Model) -> Iterator[Model]:
     """`wrong`, a copy of `right`, with the mistake; afterwards a copy again."""

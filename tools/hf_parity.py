@@ -24,7 +24,7 @@ from deltaserve.engine.models.weights_layout import ModelWeights
 from deltaserve.engine.tensor_names import PackedArray, map_arrays, packed_layout
 from tools.engine_model import EngineModel
 from tools.golden_gate import MAX_MEAN, MAX_P99, MAX_REGRET, TOP
-from tools.hf_mistakes import MISTAKES, made
+from tools.hf_mistakes import made, mistakes_for
 
 DECODE_STEPS = 8
 PROMPT_ROWS = 16
@@ -226,7 +226,7 @@ def mistake_rows(
     found = engine_logits(model, ids, length)
     logits_std = compare(found, expected)["logits_std"]
     wrong = copy.deepcopy(reference)
-    for mistake in MISTAKES:
+    for mistake in mistakes_for(reference):
         with made(mistake, wrong, reference) as mistaken:
             values = compare(found, reference_logits(mistaken, ids, length))
         # the mistake is to be seen in what is compared, not in the logits having become small
