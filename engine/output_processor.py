@@ -12,6 +12,7 @@ the longest: then the result does not depend on how the text was cut into tokens
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -107,7 +108,11 @@ def overlap(text: str, wanted: str) -> int:
 
 
 class OutputProcessor:
-    """Of one request, from its first output to its last. `num_prompt_tokens` is for usage."""
+    """Of one request, from its first output to its last. `num_prompt_tokens` is for usage.
+
+    `token_starts`: where it is an array, characters of the output before each token of it (but an
+    end id) are added there.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, num_prompt_tokens: int
@@ -115,6 +120,7 @@ class OutputProcessor:
         self.num_prompt_tokens = num_prompt_tokens
         self.num_output_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.token_starts: array[int] | None = None
         self._tokenizer = tokenizer
         self._decoder = IncrementalDecoder(tokenizer, params.skip_special_tokens)
         self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
@@ -135,6 +141,8 @@ class OutputProcessor:
                 logprobs.append(self._text_logprob(token_id, output.logprobs[i]))
             if i == last and output.stop_id is not None and not self._include_stop:
                 break  # an end id is not text
+            if self.token_starts is not None:
+                self.token_starts.append(self._num_chars)
             stop = self._push(self._decoder.push(token_id), pieces)
             if stop is not None:
                 return self._stopped(output, i + 1, pieces, logprobs, stop)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +31,7 @@ from .chat_protocol import (
     TopLogprob,
 )
 from .echo import finite, vllm_prompt_logprobs
-from .protocol import PromptLogprobs, Usage
+from .protocol import CompletionTokensDetails, PromptLogprobs, Usage
 from .reasoning import CallDelta, MessageDelta, MessageRouter
 
 
@@ -40,6 +42,21 @@ class ChatAnswer(Answer):
     routers: list[MessageRouter]
     _num_chunks: int = field(default=0, kw_only=True)
     _prompt_logprobs: PromptLogprobs | UnsetType = field(default=UNSET, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for choice, router in zip(self.choices, self.routers, strict=True):
+            if router.in_reasoning:
+                choice.processor.token_starts = array("I")
+
+    def usage(self) -> Usage:
+        """Also how many tokens begin within the reasoning, as far as it is known to go."""
+        usage = super().usage()
+        num_tokens = 0
+        for choice, router in zip(self.choices, self.routers, strict=True):
+            starts = choice.processor.token_starts
+            num_tokens += bisect_left(starts or (), router.num_reasoning_chars)
+        usage.completion_tokens_details = CompletionTokensDetails(num_tokens)
+        return usage
 
     def opening(self) -> list[msgspec.Struct]:
         delta = Delta(role="assistant", content="")

@@ -177,13 +177,19 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
-    """`prompt_tokens` counts each prompt once, whatever n; details are there for cache hits."""
+    """`prompt_tokens` counts each prompt once, whatever n. Details of the prompt are there for
+    cache hits, those of the completion in chats."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

@@ -97,7 +97,11 @@ class _Channel:
 
 class MessageRouter:
     """Of one choice. `tools`: those that may be called, None where calls are text like any other.
-    `max_calls`: further ones are left out (None: no limit)."""
+    `max_calls`: further ones are left out (None: no limit).
+
+    `num_reasoning_chars`: how far the output, from its beginning, is known to be reasoning; white
+    space counts, the tag that ends it does not.
+    """
 
     def __init__(
         self,
@@ -108,6 +112,7 @@ class MessageRouter:
         self._tools = tools
         self._max_calls = max_calls
         self.num_calls = 0
+        self.num_reasoning_chars = 0
         self._reasoning = _Channel(strip=True)
         self._content = _Channel(strip=reasoning)
         self._in_reasoning = reasoning
@@ -115,6 +120,10 @@ class MessageRouter:
         self._buffer = ""
         self._call: ToolCallParser | None = None
         self._call_shown = False
+
+    @property
+    def in_reasoning(self) -> bool:
+        return self._in_reasoning
 
     @property
     def _channel(self) -> _Channel:
@@ -136,7 +145,7 @@ class MessageRouter:
         elif self._tools is not None and self._buffer.startswith(OPEN):
             self._channel.edge()  # the beginning of a call is none
         else:
-            self._text(self._buffer, delta)
+            self._text_until(len(self._buffer), delta)
         self._buffer = ""
         self._add(self._channel.finish(), delta)
         return delta
@@ -167,6 +176,8 @@ class MessageRouter:
         self._text_until(at, delta)
         self._buffer = self._buffer[len(tag) :]
         self._channel.edge()
+        if tag == THINK:
+            self.num_reasoning_chars += len(tag)
         if tag == THINK_END:
             self._in_reasoning = self._end_expected = False
             self._content.edge()
@@ -207,10 +218,9 @@ class MessageRouter:
         delta.add_call(CallDelta(self.num_calls - 1, arguments=text))
 
     def _text_until(self, end: int, delta: MessageDelta) -> None:
-        self._text(self._buffer[:end], delta)
-        self._buffer = self._buffer[end:]
-
-    def _text(self, text: str, delta: MessageDelta) -> None:
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
+        if self._in_reasoning:
+            self.num_reasoning_chars += len(text)
         self._add(self._channel.push(text, bool(self._tags())), delta)
 
     def _add(self, text: str, delta: MessageDelta) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncGenerator
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from deltaserve.engine.output_processor import TextOutput
 
 from .answer import Answer
 from .errors import ApiError, JsonResponse, internal_error
-from .protocol import StreamOptions
+from .protocol import StreamOptions, Usage
 from .streaming import DONE, EventStream, event
 
 logger = logging.getLogger("deltaserve")
@@ -49,17 +49,21 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """A chunk whenever there is something to show; an error ends the stream."""
     finish: str | None = None
-    no_usage = None if options.include_usage else UNSET
+
+    def usage() -> Usage | UnsetType | None:
+        if options.continuous_usage_stats:
+            return answer.usage()
+        return None if options.include_usage else UNSET
+
     try:
         for opening in answer.opening():
-            yield event(answer.chunk([opening], no_usage))
+            yield event(answer.chunk([opening], usage()))
         async for choice, output in answer.outputs():
             if not answer.shows(choice, output):
                 continue
             delta = await answer.delta(choice, output)
             if delta is not None:
-                usage = answer.usage() if options.continuous_usage_stats else no_usage
-                yield event(answer.chunk([delta], usage))
+                yield event(answer.chunk([delta], usage()))
         finish = answer.finish_reasons
         if options.include_usage:
             yield event(answer.chunk([], answer.usage()))

@@ -99,6 +99,45 @@ def test_with_thinking_off_all_is_content(server: ServerProcess, fields: dict[st
     assert message(server, said, **fields) == {"content": said, "finish_reason": "stop"}
 
 
+REASONING = [
+    # said, whether tools are given, that of it which is reasoning
+    ("so\n</think>\n\nbecause", {}, "so\n"),
+    ("<think>\nhello \u2603\n</think>b", {}, "<think>\nhello \u2603\n"),
+    ("a </thin </think> b", {}, "a </thin "),
+    ("</think>b", {}, ""),
+    ("why </thi", {}, "why </thi"),
+    (f"why\n{CALL}", {"tools": TOOLS}, "why\n"),
+    (f"why\n{CALL}</think>b", {"tools": TOOLS}, "why\n"),
+    (f"why\n{CALL}", {}, f"why\n{CALL}"),
+    ("why\n</think>b", OFF, ""),
+]
+
+
+@pytest.mark.parametrize(("said", "fields", "reasoning"), REASONING, ids=lambda value: None)
+def test_usage_counts_the_tokens_of_the_reasoning(
+    server: ServerProcess, said: str, fields: dict[str, Any], reasoning: str
+) -> None:
+    body = chat(server, said, logprobs=True, n=2, **fields).json()
+    starts, end = [0], len(reasoning.encode())
+    for entry in body["choices"][0]["logprobs"]["content"]:
+        starts.append(starts[-1] + len(entry["bytes"]))
+    num_tokens = 2 * sum(start < end for start in starts[:-1])
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
+
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(chat(server, said, stream=True, stream_options=options, n=2, **fields))
+    assert chunks[-1]["usage"] == body["usage"]
+    details = [chunk["usage"]["completion_tokens_details"] for chunk in chunks]
+    counts = [detail["reasoning_tokens"] for detail in details]
+    assert counts == sorted(counts) and counts[0] == 0
+
+
+def test_all_tokens_are_reasoning_where_it_is_cut(server: ServerProcess) -> None:
+    usage = chat(server, "what is it </think>b", max_tokens=5).json()["usage"]
+    assert usage["completion_tokens"] == 5
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 5}
+
+
 def test_transcripts_are_the_same_whole_and_streamed(server: ServerProcess) -> None:
     functions = [{"name": name, "parameters": SCHEMA} for name in ("f", "get_weather")]
     tools = [{"type": "function", "function": function} for function in functions]

@@ -66,6 +66,14 @@ def test_thinking_on_and_off(server: ServerProcess) -> None:
     assert ask(server, question, **ON) == (thought, "7 + 5 = 12", [], "stop")
 
 
+def test_reasoning_tokens_are_those_before_its_end(server: ServerProcess) -> None:
+    end = server.client.post("/tokenize", json={"prompt": "</think>"}).json()["tokens"]
+    asked = {"model": "demo", "temperature": 0, "return_token_ids": True, **ON}
+    body = chat(server, "What is 7 + 5?", **asked).json()
+    num_tokens = body["choices"][0]["token_ids"].index(*end)
+    assert 0 < num_tokens == body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+
+
 def test_a_call_and_its_result(server: ServerProcess) -> None:
     question = "What is the weather in Oslo?"
     assert ask(server, question, tools=[GET_WEATHER]) == (None, None, OSLO, "tool_calls")

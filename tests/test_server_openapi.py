@@ -54,6 +54,15 @@ def test_every_reference_leads_to_a_schema_and_every_schema_is_used() -> None:
     assert names == set(document["components"]["schemas"])
 
 
+def test_usage_has_its_details() -> None:
+    schemas = describe(OPTIONS)["components"]["schemas"]
+    prefix = "#/components/schemas/"
+    for name, detail in (("prompt", "cached_tokens"), ("completion", "reasoning_tokens")):
+        details = schemas["Usage"]["properties"][f"{name}_tokens_details"]
+        assert schemas[details["$ref"].removeprefix(prefix)]["required"] == [detail]
+        assert f"{name}_tokens_details" not in schemas["Usage"]["required"]
+
+
 def test_every_error_has_the_one_shape() -> None:
     for _, _, operation in operations(describe(OPTIONS)):
         for status, response in operation["responses"].items():
