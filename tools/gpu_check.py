@@ -1,11 +1,11 @@
 """Checks the CUDA kernels on the GPU of this machine. (tools/bench_ops.py times them.)
 
-    python -m tools.gpu_check [--only SECTION ...] [--seed N] [--out FILE]
+    python -m tools.gpu_check [--only SECTION ...] [--seed N] [--no-pool] [--out FILE]
 
-Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm` (against float64),
-and `invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts and company). Each
-runs by itself: one that fails does not stop the others. Prints what failed and a table last, writes
-everything as JSON, and exits with 1 if anything failed.
+Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm` and `gemm_decode`
+(against float64), and `invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts
+and company). Each runs by itself: one that fails does not stop the others. Prints what failed and a
+table last, writes everything as JSON, and exits with 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="sections, or first words of them")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument(
+        "--no-pool", action="store_true", help="an allocation an array, as compute-sanitizer needs"
+    )
     options = parser.parse_args()
     make_importable()
     import cupy
@@ -116,6 +119,8 @@ def main() -> int:
     from tools.gpu_op_checks import CHECKS
     from tools.gpu_sample_checks import check_sample_features
 
+    if options.no_pool:
+        cupy.cuda.set_allocator(None)
     seed = options.seed if options.seed is not None else time.time_ns() % 2**32
     arch = gpu_arch()
     build_if_missing(arch)
@@ -132,7 +137,11 @@ def main() -> int:
     checks = {**CHECKS, "sample_features": check_sample_features}
     for name, check in checks.items():
         report.run(name, lambda check=check: synchronised(checked(check(ops, Arrays(cupy, seed)))))
-    report.run("gemm", lambda: checked(gpu_gemm.check_gemm(gemm, Arrays(cupy, seed))))
+    for name, shapes in (("gemm", gpu_gemm.CHECKED), ("gemm_decode", gpu_gemm.CHECKED_DECODE)):
+        report.run(
+            name,
+            lambda shapes=shapes: checked(gpu_gemm.check_gemm(gemm, Arrays(cupy, seed), shapes)),
+        )
     report.run(
         "invariance", lambda: counted(gpu_gemm.invariance_of_table(gemm, Arrays(cupy, seed)))
     )

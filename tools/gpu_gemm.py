@@ -26,6 +26,10 @@ ROWS = (1, 2, 3, 5, 8, 17, 32, 64, 128, 256, 1024, 4096)
 DECODE_ROWS = 256  # partials and logits are made of no more
 
 Launch = Callable[[Any, Any, Any], None]
+CheckedShapes = tuple[tuple[int, int, int], ...]
+CHECKED: CheckedShapes = ((1, 200, 256), (19, 4128, 1152), (150, 2560, 4096), (600, 8200, 512))
+CHECKED_DECODE: CheckedShapes = ((3, 200, 256), (8, 2560, 4096))
+"""M, N, K; the second of few rows, which cuda/gemm_decode.cu is for."""
 
 
 def run(gemm: Gemm, form: str, x: Any, weight: Any, out: Any) -> None:
@@ -50,9 +54,11 @@ def output(a: Arrays, gemm: Gemm, form: str, m: int, n: int, k: int) -> Any:
     return a.poisoned(*shape, dtype=a.act(1).dtype if dtype == "bfloat16" else dtype)
 
 
-def check_gemm(gemm: Gemm, a: Arrays) -> Iterator[tuple[str, float, float]]:
+def check_gemm(
+    gemm: Gemm, a: Arrays, shapes: CheckedShapes = CHECKED
+) -> Iterator[tuple[str, float, float]]:
     """Against float64; fp32 sums of bf16 products to 1e-5, rounded results to 4e-3."""
-    for m, n, k in ((1, 200, 256), (19, 4128, 1152), (150, 2560, 4096), (600, 8200, 512)):
+    for m, n, k in shapes:
         for form in ("bf16", "fp32", "partials", "silu_mul"):
             weight = a.act(2 * n if form == "silu_mul" else n, k, scale=k**-0.5)
             x, out = a.act(m, k), output(a, gemm, form, m, n, k)
