@@ -2,17 +2,22 @@
 // logit_adjustments.py, followed to the bit but for expf.
 //
 // sample_segments_kernel, grid (SEGMENTS, B): the largest key of each group of ids of each row,
-// NOT_FINITE, or 0 where no id may be sampled. sample_kernel, grid (B), 1024 threads: the row's id.
-// Greedy rows end after joining their groups. Others draw from the likeliest ids (candidates.cuh),
-// or where those are not enough select by radix among all (radix_select.cuh).
+// NOT_FINITE, or 0 where no id may be sampled; of rows with adjustments those of raw logits too.
+// sample_masses_kernel, grid (SEGMENTS, min(B, 32)): what needs the row's largest logit first. Each
+// segment's sum of masses, or for top-p alone the row's histogram of masses, and for
+// log-probabilities the sums of the raw logits' masses. Blocks leave at once where no row asks.
+// sample_kernel, grid (B), 1024 threads: the row's id. Greedy rows end after joining their groups.
+// Others draw from the likeliest ids (candidates.cuh) or by segments (segment_masses.cuh), or where
+// those are not enough select by radix among all (radix_select.cuh).
 //
 // logits [*, vocab]; row i of the batch is logits[rows[i]], of state_slots[i], at positions[i]; a
-// row below 0 is padding. Parameters by slot. group_keys [B, GROUPS]. Rows without features
+// row below 0 is padding. Parameters by slot. Scratch: group_keys and raw_keys [B, GROUPS],
+// segment_masses and raw_masses [B, SEGMENTS], histograms [B, DIGITS]. Rows without features
 // (null: none has any) and without a mask (the same) read nothing but their logits.
-// sample_kernel has 64 registers a thread, so loops whose speed does not matter are not unrolled.
+// sample_kernel has 64 registers a thread, so loops whose speed does not matter are not unrolled,
+// one load is under way at a time, and what is needed again after a draw lies in shared memory.
 // Check: tools/gpu_check.py --only sample. Time: tools/bench_ops.py
-#include "candidates.cuh"
-#include "logit_adjustments.cuh"
+#include "segment_masses.cuh"
 
 constexpr int MASS_BITS = 41;  // a mass is at most 2^40
 constexpr int MAX_TOP = 20;
@@ -26,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
     const float* __restrict__ repetition, const u32* output_counts,
     const u32* __restrict__ prompt_ids, const u32* __restrict__ allowed_ids,
     const int* __restrict__ listed_ids, const float* __restrict__ listed_biases,
-    const int* __restrict__ num_listed, int max_listed, u64* __restrict__ group_keys, int vocab,
-    int limit) {
+    const int* __restrict__ num_listed, int max_listed, u64* __restrict__ group_keys,
+    u64* __restrict__ raw_keys, u64* __restrict__ histograms, int vocab, int limit) {
     wait_for_earlier_kernels();
     __shared__ u32 listed_bits[LISTED_BITS / 32];
     const int b = blockIdx.y;
@@ -36,6 +41,10 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
     const int group = blockIdx.x * SEGMENT_WARPS + threadIdx.x / WARP;
     const int own_features = features ? features[b] : 0, mask_row = mask_rows ? mask_rows[b] : -1;
     const bool aligned = is_aligned(row);
+    constexpr int CLEARED = DIGITS / SEGMENTS;  // of the histogram, by a block
+    if (threadIdx.x < CLEARED) {
+        histograms[b * DIGITS + blockIdx.x * CLEARED + threadIdx.x] = 0;
+    }
     u64 best = 0;
     if (own_features == 0 && mask_row < 0) {
         visit_group<4>(group, limit, [&](int id, int count) {
@@ -53,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
                                          num_listed, max_listed, masks};
         const Adjustments adjust = adjustments_of(arrays, own_features, state_slots[b], mask_row,
                                                   vocab, listed_bits);
+        u64 raw_best = 0;
         visit_group<1>(group, limit, [&](int id, int count) {
             float x[EACH];
             load_logits(row, aligned, id, count, x);
@@ -61,105 +71,187 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
                 const u64 allowed_key = changed == -INF ? 0 : id_key(changed, id + i);
                 const u64 key = isfinite(x[i]) ? allowed_key : NOT_FINITE;
                 best = key > best ? key : best;
+                const u64 raw_key = id_key(x[i], id + i);
+                raw_best = raw_key > raw_best ? raw_key : raw_best;
             }
         });
+        raw_best = warp_largest(raw_best);
+        if (threadIdx.x % WARP == 0) raw_keys[b * GROUPS + group] = raw_best;
     }
     best = warp_largest(best);
     if (threadIdx.x % WARP == 0) group_keys[b * GROUPS + group] = best;
 }
 
-// One id by inverse CDF over the masses that top-k, top-p and min-p leave.
+// Into segment_mass: the sum of the masses of a segment's ids whose weight is not below min_p.
 template <typename Change>
-__device__ __forceinline__ int draw(const Row<Change>& row, float temperature, int top_k,
-                                    float top_p, float min_p, u64 bits) {
-    __shared__ u64 warp_masses[THREADS / WARP];
-    __shared__ int result;
+__device__ __forceinline__ void sum_masses(const float* row, const Change& change, int limit,
+                                           const Weights& weights, float min_p, u64* segment_mass) {
+    __shared__ u64 scratch[SEGMENT_WARPS];
+    const int group = blockIdx.x * SEGMENT_WARPS + threadIdx.x / WARP;
+    MassSum sum;
+    visit_values<Change::LOADS>(row, change, group, limit, [&](float x, int) {
+        const float weight = weights(x);
+        sum.add(weight >= min_p ? weight : 0.0f);
+    });
+    const u64 total = block_total(sum.total(), scratch);
+    if (threadIdx.x == 0) *segment_mass = total;
+}
+
+// Adds the masses of a segment's ids to the row's histogram. A block's ids of a digit are counted
+// and their rests added up: 32-bit additions, which shared memory has, and none needs a carry.
+template <typename Change>
+__device__ __forceinline__ void add_to_histogram(const float* row, const Change& change, int limit,
+                                                 const Weights& weights, u64* histogram) {
+    __shared__ u32 counts[DIGITS], rests[DIGITS];
+    const int group = blockIdx.x * SEGMENT_WARPS + threadIdx.x / WARP;
+    for (int d = threadIdx.x; d < DIGITS; d += SEGMENT_THREADS) counts[d] = rests[d] = 0;
+    __syncthreads();
+    visit_values<Change::LOADS>(row, change, group, limit, [&](float x, int) {
+        const float weight = floored(weights(x));
+        const int digit = digit_of(weight);
+        if (digit < 0) return;
+        atomicAdd(&counts[digit], 1u);
+        atomicAdd(&rests[digit], rest_of(weight));
+    });
+    __syncthreads();
+    for (int d = threadIdx.x; d < DIGITS; d += SEGMENT_THREADS) {
+        if (counts[d]) atomicAdd(&histogram[d], mass_of_bin(d, counts[d], rests[d]));
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(256) sample_masses_kernel(
+    const float* __restrict__ logits, const int* __restrict__ rows,
+    const int* __restrict__ state_slots, const int* __restrict__ features,
+    const int* __restrict__ mask_rows, const u32* __restrict__ masks,
+    const float* __restrict__ presence, const float* __restrict__ frequency,
+    const float* __restrict__ repetition, const u32* output_counts,
+    const u32* __restrict__ prompt_ids, const u32* __restrict__ allowed_ids,
+    const int* __restrict__ listed_ids, const float* __restrict__ listed_biases,
+    const int* __restrict__ num_listed, int max_listed, const float* __restrict__ temperature,
+    const float* __restrict__ top_p, const float* __restrict__ min_p,
+    const int* __restrict__ top_k, const int* __restrict__ num_logprobs,
+    const u64* __restrict__ group_keys, const u64* __restrict__ raw_keys,
+    u64* __restrict__ segment_masses, u64* __restrict__ raw_masses, u64* histograms, int vocab,
+    int limit, int num_rows) {
+    wait_for_earlier_kernels();
+    static_assert(GROUPS == SEGMENT_THREADS, "a key a thread");
+    __shared__ u64 scratch[SEGMENT_WARPS];
+    __shared__ u32 listed_bits[LISTED_BITS / 32];
+    const int step = gridDim.y, segment = blockIdx.x;
+    // A lane looks at a row, all of them at once. Last rows first: the L2 may still hold them.
+    for (int last = num_rows - 1 - static_cast<int>(blockIdx.y); last >= 0; last -= WARP * step) {
+        const int own = last - static_cast<int>(threadIdx.x) % WARP * step;
+        bool drawn = false, logprobs = false;
+        if (own >= 0 && rows[own] >= 0) {
+            const int slot = state_slots[own];
+            drawn = temperature[slot] > 0.0f && !is_ranked(top_k[slot], limit);
+            logprobs = num_logprobs[slot] >= 0;
+        }
+        const u32 all_drawn = __ballot_sync(ALL_LANES, drawn);
+        const u32 all_logprobs = __ballot_sync(ALL_LANES, logprobs);
+        for (u32 left = all_drawn | all_logprobs; left; left &= left - 1) {
+            const int lane = __ffs(left) - 1, b = last - lane * step, slot = state_slots[b];
+            const u64 best = block_largest(group_keys[b * GROUPS + threadIdx.x], scratch);
+            if (best == NOT_FINITE || best == 0) continue;
+            const float* row = logits + static_cast<long long>(rows[b]) * vocab;
+            const int own_features = features ? features[b] : 0;
+            const int mask_row = mask_rows ? mask_rows[b] : -1;
+            const bool adjusted = own_features != 0 || mask_row >= 0;
+            if (all_drawn >> lane & 1) {
+                const Weights weights = weights_of(logit_of(best), temperature[slot]);
+                u64* segment_mass = &segment_masses[b * SEGMENTS + segment];
+                u64* histogram = histograms + b * DIGITS;
+                const bool nucleus = top_p[slot] < 1.0f;
+                if (adjusted) {
+                    const AdjustmentArrays arrays = {
+                        presence,    frequency,  repetition,    output_counts, prompt_ids,
+                        allowed_ids, listed_ids, listed_biases, num_listed,    max_listed,
+                        masks};
+                    const Adjustments adjust = adjustments_of(arrays, own_features, slot, mask_row,
+                                                              vocab, listed_bits);
+                    if (nucleus) {
+                        add_to_histogram(row, adjust, limit, weights, histogram);
+                    } else {
+                        sum_masses(row, adjust, limit, weights, min_p[slot], segment_mass);
+                    }
+                } else if (nucleus) {
+                    add_to_histogram(row, Unchanged(), limit, weights, histogram);
+                } else {
+                    sum_masses(row, Unchanged(), limit, weights, min_p[slot], segment_mass);
+                }
+            }
+            if (all_logprobs >> lane & 1) {
+                const u64 raw_best =
+                    adjusted ? block_largest(raw_keys[b * GROUPS + threadIdx.x], scratch) : best;
+                sum_masses(row, Unchanged(), limit, weights_of(logit_of(raw_best), 1.0f), 0.0f,
+                           &raw_masses[b * SEGMENTS + segment]);
+            }
+        }
+    }
+}
+
+// One id by inverse CDF over the masses that top-k, top-p and min-p leave. `segment_masses`: the
+// row's, for a draw without top-k and top-p; `histogram`: the row's, for one with top-p alone.
+template <typename Change>
+__device__ __forceinline__ int draw(const Row<Change>& row, int top_k, float top_p, float min_p,
+                                    const u64& bits, const u64* segment_masses,
+                                    const u64* histogram) {
+    __shared__ u64 kept[SEGMENTS];
+    const bool ranked = is_ranked(top_k, row.limit);
     int id;
-    if (draw_candidates(row, temperature, top_k, top_p, min_p, bits, id)) return id;
+    if (ranked && draw_ranked(row, top_k, top_p, min_p, bits, id)) return id;
     u32 least_logit = 0;
-    if (top_k > 0 && top_k < row.limit) {
+    u64 least_mass = 0;
+    bool summed = !ranked;
+    if (summed && top_p < 1.0f) {
+        summed = keep_nucleus(row, histogram, top_p, min_p, kept, least_mass);
+    } else if (summed && threadIdx.x < SEGMENTS) {
+        kept[threadIdx.x] = segment_masses[threadIdx.x];
+    }
+    if (ranked) {
         least_logit = static_cast<u32>(select_from_top<32>(
             row.limit, top_k, row.bins, row.scratch,
             [&](int i) { return u64(ordered(row.value(i))); }, [](int, u64) { return 1ull; }));
     }
-    const auto weight = [&](int i) {
-        const float x = row.value(i);
-        return ordered(x) >= least_logit ? expf((x - row.largest) / temperature) : 0.0f;
+    const auto weight = [&](float x) {
+        return ordered(x) >= least_logit ? row.weights(x) : 0.0f;
     };
-    u64 least_mass = 0;
-    if (top_p < 1.0f) {
-        u64 total = 0;
-        for (int i = threadIdx.x; i < row.limit; i += THREADS) total += mass_of(weight(i));
-        total = block_total(total, row.scratch);
-        least_mass = least_mass_of_share<MASS_BITS>(
-            row.limit, share_of(top_p, total), row.bins, row.scratch,
-            [&](int i) { return mass_of(weight(i)); });
-    }
-    const auto kept_mass = [&](int i) {
-        const float w = weight(i);
+    const auto kept_mass = [&](float x) {
+        const float w = weight(x);
         const u64 mass = mass_of(w);
         return mass >= least_mass && w >= min_p ? mass : 0;
     };
-
-    // Each warp owns a run of ids. First their totals; then all threads share the run with the
-    // target, each a few ids in a row.
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int run = (row.limit + THREADS - 1) / THREADS * WARP;
-    const int begin = min(warp * run, row.limit), end = min(begin + run, row.limit);
-    u64 sum = 0;
-    for (int i = begin + lane; i < end; i += WARP) sum += kept_mass(i);
-    for (int step = WARP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
-    if (lane == 0) warp_masses[warp] = sum;
-    __syncthreads();
-    u64 total = 0;
-#pragma unroll 4
-    for (int w = 0; w < THREADS / WARP; ++w) total += warp_masses[w];
-    const u64 target = __umul64hi(bits, total);
-    u64 before = 0;
-    int chosen = 0;
-    for (; before + warp_masses[chosen] <= target; ++chosen) before += warp_masses[chosen];
-    __syncthreads();
-
-    const int own_ids = run / THREADS + (run % THREADS != 0);
-    const int first = chosen * run + static_cast<int>(threadIdx.x) * own_ids;
-    const int last = min(min(first + own_ids, (chosen + 1) * run), row.limit);
-    u64 own = 0;
+    if (!summed) {
+        if (top_p < 1.0f) {
+            u64 total = 0;
 #pragma unroll 1
-    for (int i = first; i < last; ++i) own += kept_mass(i);
-    u64 through = own;
-    for (int step = 1; step < WARP; step *= 2) {
-        const u64 other = __shfl_up_sync(ALL_LANES, through, step);
-        if (lane >= step) through += other;
-    }
-    if (lane == WARP - 1) warp_masses[warp] = through;
-    __syncthreads();
-    before += through - own;
-    for (int w = 0; w < warp; ++w) before += warp_masses[w];
-    if (before <= target && target < before + own) {
-        int at = first;
-        for (u64 mass = kept_mass(at); before + mass <= target; mass = kept_mass(++at)) {
-            before += mass;
+            for (int i = threadIdx.x; i < row.limit; i += THREADS) {
+                total += mass_of(weight(row.value(i)));
+            }
+            total = block_total(total, row.scratch);
+            least_mass = least_mass_of_share<MASS_BITS>(
+                row.limit, share_of(top_p, total), row.bins, row.scratch,
+                [&](int i) { return mass_of(weight(row.value(i))); });
         }
-        result = at;
+        sum_segments(row, kept_mass, kept);
     }
-    __syncthreads();
-    return result;
+    return draw_by_segments(row, kept, kept_mass, bits);
 }
 
-// The MAX_TOP largest raw logits as keys, largest first, into `keys`; returns how many there are.
-// `has_candidates`: the row's groups are of its raw logits.
+// The MAX_TOP largest logits as keys, largest first, into `keys`; returns how many there are.
 template <typename Change>
-__device__ __forceinline__ int largest_keys(const Row<Change>& row, bool has_candidates,
-                                            u64* keys) {
+__device__ __forceinline__ int largest_keys(const Row<Change>& row, u64* keys) {
     __shared__ u64 found[MAX_TOP];
     __shared__ int num_found;
     const int count = min(MAX_TOP, row.limit);
-    if (has_candidates && largest_candidates(row, count, keys)) return count;
+    if (largest_candidates(row, count, keys)) return count;
     const u32 least = static_cast<u32>(select_from_top<32>(
         row.limit, count, row.bins, row.scratch, [&](int i) { return u64(ordered(row.value(i))); },
         [](int, u64) { return 1ull; }));
     if (threadIdx.x == 0) num_found = 0;
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < row.limit; i += THREADS) {
         const float x = row.value(i);
         if (ordered(x) > least) found[atomicAdd(&num_found, 1)] = id_key(x, i);
@@ -168,6 +260,7 @@ __device__ __forceinline__ int largest_keys(const Row<Change>& row, bool has_can
     u64 last = NOT_FINITE;  // of those equal to the least one, the smallest ids: largest keys
     for (int n = num_found; n < count; ++n) {
         u64 best = 0;
+#pragma unroll 1
         for (int i = threadIdx.x; i < row.limit; i += THREADS) {
             const float x = row.value(i);
             const u64 key = id_key(x, i);
@@ -197,16 +290,24 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     const int* __restrict__ num_listed, int max_listed, const float* __restrict__ temperature,
     const float* __restrict__ top_p, const float* __restrict__ min_p,
     const int* __restrict__ top_k, const u64* __restrict__ seed,
-    const int* __restrict__ num_logprobs, const u64* __restrict__ group_keys, int* next_ids,
+    const int* __restrict__ num_logprobs, const u64* __restrict__ group_keys,
+    const u64* __restrict__ raw_keys, const u64* __restrict__ segment_masses,
+    const u64* __restrict__ raw_masses, const u64* __restrict__ histograms, int* next_ids,
     int* out_ids, float* out_logprobs, int* out_top_ids, float* out_top_logprobs, int vocab,
     int limit) {
     wait_for_earlier_kernels();
     __shared__ u64 bins[BINS], scratch[THREADS / WARP], own_keys[GROUPS], keys[MAX_TOP];
-    __shared__ u32 listed_bits[LISTED_BITS / 32];
+    __shared__ u32 listed_bits[LISTED_BITS / 32], listed[MAX_LISTED_MASSES];
     __shared__ Adjustments adjust;
+    __shared__ u64 bits;
+    __shared__ int slot, own_features, mask_row;
     const int i = blockIdx.x;
     if (rows[i] < 0) return;
-    const int slot = state_slots[i];
+    if (threadIdx.x == 0) {
+        slot = state_slots[i];
+        own_features = features ? features[i] : 0;
+        mask_row = mask_rows ? mask_rows[i] : -1;
+    }
     if (threadIdx.x < GROUPS) own_keys[threadIdx.x] = group_keys[i * GROUPS + threadIdx.x];
     const u64 best = block_largest(threadIdx.x < GROUPS ? own_keys[threadIdx.x] : 0, scratch);
     if (best == NOT_FINITE || best == 0) {
@@ -217,14 +318,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
         return;
     }
     const float* values = logits + static_cast<long long>(rows[i]) * vocab;
-    const int own_features = features ? features[i] : 0, mask_row = mask_rows ? mask_rows[i] : -1;
-    const bool adjusted = own_features != 0 || mask_row >= 0;
-    const auto unchanged = [](float x, int) { return x; };
-    float largest = logit_of(best);
+    const Unchanged unchanged;
     int id = id_of(best);
     if (temperature[slot] > 0.0f) {
-        const u64 bits = random_bits(seed[slot], static_cast<u64>(positions[i]));
-        if (adjusted) {
+        const Weights weights = weights_of(logit_of(best), temperature[slot]);
+        const u64 *masses = segment_masses + i * SEGMENTS, *histogram = histograms + i * DIGITS;
+        if (threadIdx.x == 0) bits = random_bits(seed[slot], static_cast<u64>(positions[i]));
+        __syncthreads();
+        if (own_features != 0 || mask_row >= 0) {
             const AdjustmentArrays arrays = {presence,   frequency,   repetition, output_counts,
                                              prompt_ids, allowed_ids, listed_ids, listed_biases,
                                              num_listed, max_listed,  masks};
@@ -232,12 +333,13 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
                 adjustments_of(arrays, own_features, slot, mask_row, vocab, listed_bits);
             if (threadIdx.x == 0) adjust = own;  // in shared memory: registers are short here
             __syncthreads();
-            const Row<Adjustments> row = {values, adjust, limit, largest, own_keys, bins, scratch};
-            id = draw(row, temperature[slot], top_k[slot], top_p[slot], min_p[slot], bits);
+            const Row<Adjustments> row = {values,   adjust, limit,   weights,
+                                          own_keys, bins,   scratch, listed};
+            id = draw(row, top_k[slot], top_p[slot], min_p[slot], bits, masses, histogram);
         } else {
-            const Row<decltype(unchanged)> row = {values,   unchanged, limit,  largest,
-                                                  own_keys, bins,      scratch};
-            id = draw(row, temperature[slot], top_k[slot], top_p[slot], min_p[slot], bits);
+            const Row<Unchanged> row = {values,   unchanged, limit,   weights,
+                                        own_keys, bins,      scratch, listed};
+            id = draw(row, top_k[slot], top_p[slot], min_p[slot], bits, masses, histogram);
         }
     }
     if (threadIdx.x == 0) {
@@ -247,19 +349,19 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     }
     if (num_logprobs[slot] < 0) return;
 
-    if (adjusted) {  // log-probabilities are of the raw logits
-        u64 own = 0;
-        for (int j = threadIdx.x; j < limit; j += THREADS) {
-            const u64 key = id_key(values[j], j);
-            own = key > own ? key : own;
-        }
-        largest = logit_of(block_largest(own, scratch));
+    u64 total = 0;  // log-probabilities are of the raw logits
+#pragma unroll 4
+    for (int s = 0; s < SEGMENTS; ++s) total += raw_masses[i * SEGMENTS + s];
+    if ((own_features != 0 || mask_row >= 0) && threadIdx.x < GROUPS) {
+        own_keys[threadIdx.x] = raw_keys[i * GROUPS + threadIdx.x];
     }
-    const Row<decltype(unchanged)> row = {values, unchanged, limit, largest, own_keys, bins, scratch};
-    const u64 total = row_total(row, [&](float x) { return mass_of(expf(x - largest)); });
+    const u64 raw_best = block_largest(threadIdx.x < GROUPS ? own_keys[threadIdx.x] : 0, scratch);
+    const float largest = logit_of(raw_best);
+    const Row<Unchanged> row = {values,   unchanged, limit,  weights_of(largest, 1.0f),
+                                own_keys, bins,      scratch, listed};
     const float log_total =
         static_cast<float>(log(static_cast<double>(total) / static_cast<double>(1ull << 40)));
-    const int count = largest_keys(row, !adjusted, keys);
+    const int count = largest_keys(row, keys);
     if (threadIdx.x == 0) out_logprobs[i] = (values[id] - largest) - log_total;
     if (threadIdx.x < MAX_TOP) {
         const int n = threadIdx.x;

@@ -248,6 +248,11 @@ inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); 
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rz(float x, float y) {  // of numbers whose sum a double holds
+    const double sum = static_cast<double>(x) + y;
+    const float rounded = static_cast<float>(sum);
+    return std::fabs(rounded) > std::fabs(sum) ? std::nextafterf(rounded, 0.0f) : rounded;
+}
 inline float __fdiv_rn(float x, float y) { return x / y; }
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);

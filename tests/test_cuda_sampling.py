@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from deltaserve.engine.forward_batch import LogitAdjustments, SampleBatch
+from deltaserve.engine.ops.cuda import sampling
 from deltaserve.engine.ops.cuda.ops import CudaOps, OpsShape
 from deltaserve.engine.ops.numpy.ops import NumpyOps
 from tests.cuda_on_cpu import CpuKernels
@@ -86,3 +87,59 @@ def test_ids_beyond_the_likeliest_are_told_apart_by_radix(ops: CudaOps) -> None:
     np.testing.assert_array_equal(actual.ids, expected.ids)
     np.testing.assert_array_equal(actual.top_ids, expected.top_ids)
     assert (actual.ids > 20).any()
+
+
+def plain_batch(rng: np.random.Generator, rows: int, vocab: int) -> tuple[np.ndarray, SampleBatch]:
+    """Normal logits, no features, temperature 1 and nothing else."""
+    logits, batch = random_case(rng, rows, vocab, vocab)
+    logits[:] = rng.standard_normal((rows, vocab), np.float32)
+    batch.rows[:] = batch.state_slots[:] = np.arange(rows)
+    params = batch.params
+    for name, value in (("temperature", 1), ("top_p", 1), ("top_k", 0), ("min_p", 0)):
+        getattr(params, name)[:] = value
+    params.num_logprobs[:] = -1
+    features = np.zeros(rows, np.int32)
+    return logits, dataclasses.replace(batch, features=features, mask_rows=None, masks=None)
+
+
+def test_a_nucleus_ends_in_a_digit_that_many_ids_share(ops: CudaOps) -> None:
+    """Of flat rows, whose last digit has a few ids, 2,000, and more than are listed."""
+    logits, batch = plain_batch(np.random.default_rng(7), 6, 9001)
+    logits *= np.array([3, 0.01, 0, 8, 1, 1], np.float32)[:, None]
+    batch.params.top_p[:] = [0.9, 0.6, 0.7, 0.999, 0.5, 0.01]
+    batch.params.min_p[:] = [0, 0, 0, 0, 0.1, 0.01]
+    for temperature in (1.0, 0.3, 1e-35):
+        batch.params.temperature[:] = temperature
+        actual, _ = run(ops, logits, batch)
+        expected, _ = run(REFERENCE, logits, batch)
+        np.testing.assert_array_equal(actual.ids, expected.ids)
+
+
+def test_the_sums_of_masses_are_the_same_by_segment_and_by_digit() -> None:
+    shape = OpsShape(4, 2, 2, max_decode_rows=8, max_prefill_tokens=64)
+    ops = CudaOps(CpuKernels(), shape, np.empty)
+    logits, batch = plain_batch(np.random.default_rng(8), 3, 5003)
+    logits *= np.array([1, 5, 0], np.float32)[:, None]
+    batch.params.num_logprobs[:] = 0
+    run(ops, logits, batch)
+    work = ops._workspace.sample
+    sums = work.segment_masses[:3].sum(1)
+    np.testing.assert_array_equal(work.raw_masses[:3].sum(1), sums)
+    batch.params.top_p[:] = 0.5
+    run(ops, logits, batch)
+    np.testing.assert_array_equal(work.histograms[:3].sum(1), sums)
+    weights = np.exp((logits - logits.max(1, keepdims=True)).astype(np.float64))
+    # each weight may be off by an ulp or two, and is rounded down to 2**-40
+    np.testing.assert_allclose(sums, 2.0**40 * weights.sum(1), rtol=3e-7)
+
+
+def test_the_order_in_which_blocks_take_rows_changes_nothing(
+    ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, batch = random_case(np.random.default_rng(9), 8, 640, 600)
+    batch.params.temperature[:] = 1
+    one_each, _ = run(ops, logits, batch)
+    monkeypatch.setattr(sampling, "MASS_BLOCKS", 3)
+    several_each, _ = run(ops, logits, batch)
+    for actual, expected in zip(several_each.arrays(), one_each.arrays(), strict=True):
+        np.testing.assert_array_equal(actual, expected)

@@ -21,8 +21,15 @@ struct AdjustmentArrays {
     const u32* masks;
 };
 
+// A row that nothing changes.
+struct Unchanged {
+    static constexpr int LOADS = 4;  // see visit_values
+    __device__ float operator()(float x, int) const { return x; }
+};
+
 // One row's. Pointers are null where the row has no such feature.
 struct Adjustments {
+    static constexpr int LOADS = 1;
     const u32 *counts, *prompt, *allowed, *mask, *listed_bits;
     const int* listed;
     const float* biases;
@@ -30,8 +37,9 @@ struct Adjustments {
     bool biased, stops_forbidden;
     float presence, frequency, repetition;
 
-    // The changed logit of an id, -inf for one that may not be sampled.
+    // The changed logit of an id, -inf for one that may not be sampled, and where x is.
     __device__ float operator()(float x, int id) const {
+        if (x == -INF) return x;
         if (allowed && !has_bit(allowed, id)) return -INF;
         if (mask && !has_bit(mask, id)) return -INF;
         if (counts) {

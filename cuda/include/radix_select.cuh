@@ -38,6 +38,7 @@ __device__ inline int select_digit(u64* bins, u64* scratch, u64& wanted) {
     if (threadIdx.x % WARP == WARP - 1) scratch[threadIdx.x / WARP] = before;
     __syncthreads();
     before -= own;
+#pragma unroll 1
     for (int w = 0; w < static_cast<int>(threadIdx.x) / WARP; ++w) before += scratch[w];
     if (before < wanted && wanted <= before + own) {
         u64 above = before;
@@ -66,6 +67,7 @@ __device__ inline u64 select_from_top(int limit, u64 wanted, u64* bins, u64* scr
 #pragma unroll 1
     for (int shift = (BITS - 1) / DIGIT_BITS * DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
         clear_bins(bins);
+#pragma unroll 1
         for (int i = threadIdx.x; i < limit; i += THREADS) {
             const u64 value = key(i);
             if (value >> (shift + DIGIT_BITS) == prefix) {
@@ -94,6 +96,7 @@ __device__ inline u64 least_mass_of_share(int limit, u64 wanted, u64* bins, u64*
                                           const Mass& mass) {
     __shared__ int num_found;
     clear_bins(bins);
+#pragma unroll 1
     for (int i = threadIdx.x; i < limit; i += THREADS) {
         const u64 own = mass(i);
         if (own) add_shared(&bins[mass_digit(own)], own);
@@ -101,6 +104,7 @@ __device__ inline u64 least_mass_of_share(int limit, u64 wanted, u64* bins, u64*
     const int digit = select_digit(bins, scratch, wanted);
     if (threadIdx.x == 0) num_found = 0;
     __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < limit; i += THREADS) {
         const u64 own = mass(i);
         if (own == 0 || mass_digit(own) != digit) continue;
@@ -116,6 +120,7 @@ __device__ inline u64 least_mass_of_share(int limit, u64 wanted, u64* bins, u64*
     }
     const u64 own = static_cast<int>(threadIdx.x) < count ? bins[threadIdx.x] : 0;
     u64 larger = 0;
+#pragma unroll 1
     for (int i = 0; i < count; ++i) larger += bins[i] > own ? bins[i] : 0;
     return ~block_largest(own && larger < wanted ? ~own : 0ull, scratch);
 }

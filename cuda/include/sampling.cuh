@@ -36,6 +36,44 @@ __device__ inline u64 mass_of(float weight) {
     return shift > -24 ? mantissa >> -shift : 0;
 }
 
+// What of a weight in [0, 1] its mass holds: the weight as a whole number of 2^-40.
+__device__ inline float floored(float weight) {
+    constexpr float LEAST_EXACT = 1.0f / 131072.0f;  // 2^-17: from here on all bits are
+    return weight < LEAST_EXACT ? __fsub_rn(__fadd_rz(weight, LEAST_EXACT), LEAST_EXACT) : weight;
+}
+
+// A thread's sum of masses, at most 512 of them, in two 32-bit integers: 6 instructions an id,
+// where mass_of and a 64-bit addition are twice as many. To add 64 to a weight, rounding down,
+// leaves the bits from 2^-17 on in a float's last places; to add 2^-17 to the rest those from 2^-40.
+struct MassSum {
+    u32 high = 0, low = 0;
+
+    __device__ void add(float weight) {
+        constexpr float HIGH = 64.0f, LOW = 1.0f / 131072.0f;
+        const float upper = __fadd_rz(weight, HIGH);
+        const float rest = __fsub_rn(weight, __fsub_rn(upper, HIGH));
+        high += __float_as_uint(upper) - __builtin_bit_cast(u32, HIGH);
+        low += __float_as_uint(__fadd_rz(rest, LOW)) - __builtin_bit_cast(u32, LOW);
+    }
+    __device__ u64 total() const { return (static_cast<u64>(high) << 23) + low; }
+};
+
+// exp((x - largest) / temperature). The quotient by a reciprocal and one correction has the bits of
+// a division. Below -64, where a mass is 0 anyway, it stays -64, for no infinity may come in.
+struct Weights {
+    float largest, temperature, inverse;
+
+    __device__ float operator()(float x) const {
+        const float below = fmaxf(__fsub_rn(x, largest), -64.0f * temperature);
+        const float near = __fmul_rn(below, inverse);
+        return expf(fmaf(fmaf(-near, temperature, below), inverse, near));
+    }
+};
+__device__ inline Weights weights_of(float largest, float temperature) {
+    const float used = fmaxf(temperature, 1e-30f);  // as the reference
+    return {largest, used, __fdiv_rn(1.0f, used)};
+}
+
 // floor(top_p * total), at least 1, for 0 < top_p < 1.
 __device__ inline u64 share_of(float top_p, u64 total) {
     const u64 share = static_cast<u64>(static_cast<double>(top_p) * 9223372036854775808.0);

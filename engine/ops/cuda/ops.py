@@ -43,7 +43,7 @@ class _Workspace:
         self.prefill = delta_net.PrefillWorkspace(
             empty, ACT, shape.max_prefill_tokens, shape.num_value_heads
         )
-        self.group_keys = empty((rows, sampling.GROUPS), "uint64")
+        self.sample = sampling.SampleWork(empty, rows)
 
 
 def workspace_bytes(shape: OpsShape) -> int:
@@ -270,7 +270,7 @@ class CudaOps:
             out_logprobs,
             out_top_ids,
             out_top_logprobs,
-            self._workspace.group_keys,
+            self._workspace.sample,
         )
 
     def token_logprobs(

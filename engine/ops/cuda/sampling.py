@@ -15,6 +15,27 @@ SEGMENTS = 32
 GROUPS = 256
 """Parts of it whose largest logit is handed on, one for each warp of a segment's block."""
 
+DIGITS = 41 * 32
+"""Bins of a row's histogram of masses."""
+
+MAX_VOCAB = SEGMENTS << 13
+"""What a block's 32-bit sums over a segment have room for."""
+
+MASS_BLOCKS = 32
+"""Blocks for each segment that add up masses; a block's rows, where it has several, are looked at
+at once, so that it ends at once where none asks for sums."""
+
+
+class SampleWork:
+    """What the kernels of a call hand on, for so many rows. `empty(shape, dtype)` allocates."""
+
+    def __init__(self, empty: Any, max_rows: int) -> None:
+        self.group_keys = empty((max_rows, GROUPS), "uint64")
+        self.raw_keys = empty((max_rows, GROUPS), "uint64")
+        self.segment_masses = empty((max_rows, SEGMENTS), "uint64")
+        self.raw_masses = empty((max_rows, SEGMENTS), "uint64")
+        self.histograms = empty((max_rows, DIGITS), "uint64")
+
 
 def sample(
     kernels: Kernels,
@@ -25,11 +46,10 @@ def sample(
     out_logprobs: Array,
     out_top_ids: Array,
     out_top_logprobs: Array,
-    group_keys: Array,
+    work: SampleWork,
 ) -> None:
-    """`group_keys` uint64 [rows, GROUPS] is scratch."""
     rows, vocab, params = len(batch.rows), logits.shape[1], batch.params
-    assert rows <= len(group_keys)
+    assert rows <= len(work.group_keys) and vocab <= MAX_VOCAB
     adjustments = _adjustment_arguments(batch, vocab)
     kernels.launch(
         "sample_segments",
@@ -39,9 +59,33 @@ def sample(
         batch.rows,
         batch.state_slots,
         *adjustments,
-        group_keys,
+        work.group_keys,
+        work.raw_keys,
+        work.histograms,
         vocab,
         batch.vocab_limit,
+    )
+    kernels.launch(
+        "sample_masses",
+        (SEGMENTS, min(rows, MASS_BLOCKS), 1),
+        256,
+        logits,
+        batch.rows,
+        batch.state_slots,
+        *adjustments,
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        params.top_k,
+        params.num_logprobs,
+        work.group_keys,
+        work.raw_keys,
+        work.segment_masses,
+        work.raw_masses,
+        work.histograms,
+        vocab,
+        batch.vocab_limit,
+        rows,
     )
     kernels.launch(
         "sample",
@@ -58,7 +102,11 @@ def sample(
         params.top_k,
         params.seed,
         params.num_logprobs,
-        group_keys,
+        work.group_keys,
+        work.raw_keys,
+        work.segment_masses,
+        work.raw_masses,
+        work.histograms,
         next_ids,
         out_ids,
         out_logprobs,

@@ -6,7 +6,7 @@ slot holds and (seed, position), and it is stated in integers so that any backen
 whatever order it adds in:
 
     mass      m = floor(exp((logit - max) / temperature) * 2**40): fp32 up to the exp, then a 64-bit
-              integer. Integer sums do not depend on their order.
+              integer. Integer sums do not depend on their order. Temperatures are at least 1e-30.
     top-k     keeps the ids whose logit is at least the k-th largest logit (ties are all kept).
     top-p     of what is left, keeps the ids whose mass is at least the smallest mass that is needed
               to reach floor(top_p * sum), largest first (ties are all kept).
@@ -77,7 +77,7 @@ def masses(weights: F32) -> U64:
 def draw_id(row: F32, temperature: float, top_k: int, top_p: float, min_p: float, bits: int) -> int:
     """Draws one id from a finite row fp32 [N] with temperature > 0. `bits`: 64 random bits."""
     with np.errstate(over="ignore"):  # a tiny temperature makes -inf of all but the largest
-        weights = np.exp((row - row.max()) / np.float32(temperature), dtype=np.float32)
+        weights = np.exp((row - row.max()) / np.float32(max(temperature, 1e-30)), dtype=np.float32)
     if 0 < top_k < len(row):
         weights[row < np.partition(row, -top_k)[-top_k]] = 0.0
     mass = masses(weights)
