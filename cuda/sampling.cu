@@ -349,9 +349,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1) sample_kernel(
     }
     if (num_logprobs[slot] < 0) return;
 
-    u64 total = 0;  // log-probabilities are of the raw logits
-#pragma unroll 4
-    for (int s = 0; s < SEGMENTS; ++s) total += raw_masses[i * SEGMENTS + s];
+    // log-probabilities are of the raw logits
+    static_assert(SEGMENTS == WARP, "a lane a segment");
+    u64 total = raw_masses[i * SEGMENTS + threadIdx.x % WARP];
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        total += __shfl_xor_sync(ALL_LANES, total, step);
+    }
     if ((own_features != 0 || mask_row >= 0) && threadIdx.x < GROUPS) {
         own_keys[threadIdx.x] = raw_keys[i * GROUPS + threadIdx.x];
     }

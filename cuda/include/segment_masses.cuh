@@ -21,6 +21,12 @@ __device__ inline u32 rest_of(float weight) {
 __device__ inline u64 mass_of_digit(int digit, u32 rest) {
     return mass_of(__uint_as_float(static_cast<u32>(digit + FIRST_DIGIT) << REST_BITS | rest));
 }
+// The smallest weight whose mass has at least this digit.
+__device__ inline float least_weight_of(int digit) {
+    const float begin = __uint_as_float(static_cast<u32>(digit + FIRST_DIGIT) << REST_BITS);
+    const float below = floored(begin);  // another one where masses are less than 32
+    return below == begin ? begin : below + 1.0f / (1ull << 40);
+}
 // The sum of `count` masses of a digit whose rests add up to `rests`.
 __device__ inline u64 mass_of_bin(int digit, u32 count, u32 rests) {
     const u64 sum = (static_cast<u64>(count) * (32 + digit % 32) << REST_BITS) + rests;
@@ -121,6 +127,8 @@ __device__ __forceinline__ bool keep_nucleus(const Row<Change>& row,
     u64 wanted = share_of(top_p, block_total(total, row.scratch));
     const int digit = select_digit(row.bins, row.scratch, wanted);
 
+    const float least = least_weight_of(digit), end = least_weight_of(digit + 1);
+    const float least_above = fmaxf(end, min_p);
     for (int g = threadIdx.x / WARP; g < GROUPS; g += THREADS / WARP) {
         const u64 largest = row.group_keys[g];
         if (largest == 0) continue;
@@ -130,12 +138,10 @@ __device__ __forceinline__ bool keep_nucleus(const Row<Change>& row,
         MassSum above;
         visit_values<1>(row.raw, row.change, g, row.limit, [&](float x, int) {
             const float weight = row.weights(x);
-            const float floor = floored(weight);
-            const int own = digit_of(floor);
-            if (own > digit && weight >= min_p) above.add(weight);
-            if (own == digit) {
+            if (weight >= least_above) above.add(weight);
+            if (weight >= least && weight < end) {
                 const int at = atomicAdd(&num_found, 1);
-                const u32 entry = segment << REST_BITS | rest_of(floor);
+                const u32 entry = segment << REST_BITS | rest_of(floored(weight));
                 if (at < MAX_LISTED_MASSES) listed[at] = weight >= min_p ? entry | KEPT : entry;
             }
         });
@@ -148,15 +154,15 @@ __device__ __forceinline__ bool keep_nucleus(const Row<Change>& row,
     __syncthreads();
     const int count = num_found;
     if (count > MAX_LISTED_MASSES) return false;
-    const u32 least = static_cast<u32>(select_from_top<REST_BITS>(
+    const u32 least_rest = static_cast<u32>(select_from_top<REST_BITS>(
         count, wanted, row.bins, row.scratch, [&](int i) { return u64(listed[i] & RESTS); },
         [&](int, u64 rest) { return mass_of_digit(digit, static_cast<u32>(rest)); }));
     for (int i = threadIdx.x; i < count; i += THREADS) {
         const u32 entry = listed[i];
-        if ((entry & KEPT) == 0 || (entry & RESTS) < least) continue;
+        if ((entry & KEPT) == 0 || (entry & RESTS) < least_rest) continue;
         const u32 segment = entry >> REST_BITS & (SEGMENTS - 1);
         add_shared(&kept[segment], mass_of_digit(digit, entry & RESTS));
     }
-    least_mass = mass_of_digit(digit, least);
+    least_mass = mass_of_digit(digit, least_rest);
     return true;
 }
