@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 from .grammar import Grammar, GrammarError
@@ -22,10 +23,12 @@ class GrammarChecker:
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # of starting and killing
+        self._killed = False
 
     def check(self, grammar: Grammar) -> tuple[str, int]:
         """(What llguidance reads, bytes of memory that compiling it took). Raises GrammarError."""
-        process = self._process = self._alive() or self._start()
+        process = self._alive() or self._start(grammar)
         assert process.stdin is not None and process.stdout is not None
         question = json.dumps({"kind": grammar.kind, "text": grammar.text}).encode()
         line = b""
@@ -46,10 +49,11 @@ class GrammarChecker:
         return answer["grammar"], answer["bytes"]
 
     def kill(self) -> None:
-        """From any thread: what `check` waits for does not come."""
-        process = self._process
-        if process is not None:
-            process.kill()
+        """From any thread, for good: what `check` waits for does not come."""
+        with self._lock:
+            self._killed = True
+            if self._process is not None:
+                self._process.kill()
 
     def close(self) -> None:
         if self._process is not None:
@@ -60,17 +64,21 @@ class GrammarChecker:
         process = self._process
         return process if process is not None and process.poll() is None else None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, grammar: Grammar) -> subprocess.Popen[bytes]:
         self.close()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "deltaserve.engine.grammar_check"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for those who serve
-        )
+        with self._lock:
+            if self._killed:
+                raise GrammarError(grammar, "is not compiled any more: the engine is closing")
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-m", "deltaserve.engine.grammar_check"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for those who serve
+            )
         assert process.stdin is not None
-        process.stdin.write(self._vocabulary.small)
+        with contextlib.suppress(BrokenPipeError):  # killed since: the first answer does not come
+            process.stdin.write(self._vocabulary.small)
         return process
 
     def _end_of_process(self) -> str:

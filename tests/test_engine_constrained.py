@@ -62,9 +62,9 @@ def generate(engine: LLMEngine, *params: SamplingParams) -> list[list[RequestOut
 
 
 def test_what_is_not_cut_off_validates(engine: LLMEngine, tokenizer: Tokenizer) -> None:
-    """300 random schemas at temperature 1."""
+    """150 random schemas at temperature 1."""
     rng = random.Random(5)
-    schemas = {str(i): random_schema(rng) for i in range(300)}
+    schemas = {str(i): random_schema(rng) for i in range(150)}
     for name, schema in schemas.items():
         grammar = Grammar("json_schema", json.dumps(schema))
         params = SamplingParams(max_tokens=120, seed=int(name), grammar=grammar)
@@ -78,7 +78,7 @@ def test_what_is_not_cut_off_validates(engine: LLMEngine, tokenizer: Tokenizer) 
             complete += 1
             value = json.loads(tokenizer.decode(token_ids(outputs[name])))
             jsonschema.validate(value, schema, jsonschema.Draft202012Validator)
-    assert complete >= 250
+    assert complete >= 125
 
 
 @pytest.mark.parametrize("device", [None, DelayingDevice], ids=["prompt", "late"])

@@ -187,14 +187,6 @@ def test_what_cannot_be_compiled_says_why(grammars: Grammars, name: str) -> None
     assert len(str(caught.value)) < 600
 
 
-def test_what_takes_too_long_costs_a_process_and_no_more(grammars: Grammars) -> None:
-    """A multiple of a large number is a state machine of as many states."""
-    slow = grammars.compile(Grammar("json_schema", '{"type": "integer", "multipleOf": 99999989}'))
-    with pytest.raises(GrammarError, match="takes too long to compile"):
-        slow.result(120)
-    assert accepts(grammars, Grammar("regex", "[d-f]"), "e")
-
-
 def test_a_process_that_died_is_started_again(tokenizer: Tokenizer) -> None:
     checker = GrammarChecker(GrammarVocabulary(tokenizer, ENDS, VOCAB))
     first, _ = checker.check(Grammar("regex", "a"))
@@ -278,6 +270,8 @@ def test_a_model_that_cannot_end_has_no_grammars(tokenizer: Tokenizer) -> None:
 
 
 def test_closing_does_not_wait_for_what_compiles(tokenizer: Tokenizer) -> None:
+    """A multiple of a large number is a state machine of as many states, which takes longer than
+    a process may; here none gets so far, be it that its process is only being started."""
     made = Grammars(tokenizer, ENDS, VOCAB)
     made.compile(Grammar("regex", "a")).result(60)
     slow = [
@@ -285,5 +279,7 @@ def test_closing_does_not_wait_for_what_compiles(tokenizer: Tokenizer) -> None:
         for n in (99999989, 99999971, 99999959)
     ]
     made.close()
-    assert all(future.done() for future in slow)
+    for future in slow:
+        assert future.done()
+        assert future.cancelled() or "too long" not in str(future.exception())
     made.close()

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from deltaserve.engine.engine_request import EngineUnavailable, RequestRefused
 from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.sequence import FinishReason, RequestOutput
 
-from .scripted_engine import CRASH, HANG, ROW_ERROR, Script, build_scripted_engine, output_id
+from .scripted_engine import CRASH, ROW_ERROR, Script, build_scripted_engine, output_id
 from .server_process import DEADLINE_S, ROOT, is_alive, wait_until
 
 PROMPT = [50, 60, 70]
@@ -32,10 +33,8 @@ def params(max_tokens: int = 5) -> SamplingParams:
 
 
 @asynccontextmanager
-async def running(
-    script: Script, crash_dir: Path | None = None, step_timeout: float | None = None
-) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(EngineProcess(script, build_scripted_engine, crash_dir), step_timeout)
+async def running(script: Script, crash_dir: Path | None = None) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(EngineProcess(script, build_scripted_engine, crash_dir))
     await engine.start()
     try:
         await asyncio.wait_for(engine.ready_or_dead.wait(), DEADLINE_S)
@@ -182,14 +181,6 @@ async def test_a_killed_engine_fails_open_requests() -> None:
             await engine.stats()
 
 
-async def test_a_stuck_step_fails_open_requests() -> None:
-    async with running(Script(), step_timeout=2.0) as engine:
-        request = await engine.add("stuck", [HANG], params())
-        with pytest.raises(EngineUnavailable, match="stuck"):
-            await anext(request)
-        assert engine.broken is not None and "stuck" in engine.broken
-
-
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 300.0), ("cuda", 30.0)])
 async def test_the_device_that_was_found_sets_when_a_step_is_stuck(
     device: str, seconds: float
@@ -201,14 +192,11 @@ async def test_the_device_that_was_found_sets_when_a_step_is_stuck(
 async def test_an_idle_engine_keeps_its_clock_fresh() -> None:
     async with running(Script()) as engine:
         await collect(engine, "a", 2)
-        beats = []
+        ended = time.monotonic()
         async with asyncio.timeout(DEADLINE_S):
-            while len(beats) < 2:
-                if engine._heartbeat not in beats and engine._heartbeat.num_steps:
-                    beats.append(engine._heartbeat)
+            while engine._heartbeat.last_step_time < ended or not engine._heartbeat.num_steps:
                 await asyncio.sleep(0.01)
-    assert [beat.has_work for beat in beats] == [False, False]
-    assert beats[0].last_step_time < beats[1].last_step_time
+        assert not engine._heartbeat.has_work
 
 
 async def test_a_failed_load_says_why() -> None:
