@@ -74,7 +74,7 @@ def timed(cupy: Any, case: Any, kernels: RecordingKernels) -> dict[str, Any]:
 def step_launches(bench: Any, rows: int, norms: bool) -> list[Any]:
     """The GEMMs of one decode step in the model's order, each with the weights of its layer; with
     `norms` also the sums and norms between them."""
-    from tools.op_benchmarks import EPS
+    from tools.gpu_op_checks import EPS
 
     c, ops, a = bench.config, bench.ops, bench.arrays
     h, f = c.hidden_size, c.intermediate_size

@@ -124,9 +124,9 @@ def bits(bench: Bench) -> Iterator[Row]:
     expected = results(1)[:2]
     bench.set_cache(True)
     for name, concurrency in (("cold", 1), ("warm", 1), ("warm, together", 64)):
-        *found, cached = results(concurrency)
-        wrong = sum(found[0][key] != value for key, value in expected[0].items())
-        wrong += sum(a != b for a, b in zip(found[1], expected[1], strict=True))
+        found, ids, cached = results(concurrency)
+        wrong = sum(found[key] != value for key, value in expected[0].items())
+        wrong += sum(a != b for a, b in zip(ids, expected[1], strict=True))
         yield {
             "what": f"bits {name}",
             "rows": len(expected[0]),

@@ -112,9 +112,9 @@ def complaint(hostile: Hostile, raw: bytes) -> str | None:
             return f"{answer.status}, wanted {sorted(hostile.statuses)}"
         if answer.status >= 400 and not hostile.parts[0].startswith(b"HEAD"):
             try:
-                error = json.loads(answer.body)["error"]
-                if set(error) != {"message", "type", "param", "code"}:
-                    return f"error fields {sorted(error)}"
+                fields = json.loads(answer.body)["error"]
+                if set(fields) != {"message", "type", "param", "code"}:
+                    return f"error fields {sorted(fields)}"
             except (ValueError, KeyError, TypeError):
                 return f"{answer.status} without the error shape: {answer.body[:200]!r}"
             if "x-request-id" not in answer.headers:

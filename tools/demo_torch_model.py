@@ -47,7 +47,7 @@ def delta_inputs(
     mixed = linear(y, qkv, dtype).float()
     length, heads = x.shape[1], a_log.shape[0]
     padded = F.pad(mixed, (0, 0, 3, 0))
-    mixed = F.silu(sum(padded[:, j : j + length] * conv[:, 0, j] for j in range(4)))  # type: ignore
+    mixed = F.silu(sum(padded[:, j : j + length] * conv[:, 0, j] for j in range(4)))
     key_dim = (mixed.shape[-1] - heads * 128) // 2
     q, k, v = mixed.split([key_dim, key_dim, heads * 128], -1)
     q = chunked(l2_norm(q.unflatten(-1, (-1, 128))) * 128**-0.5)
@@ -264,8 +264,8 @@ class DemoModel(nn.Module):
         for i, kind in enumerate(self.layer_types):
             norm = self.get(i, "input_layernorm.weight")
             if kind == "full_attention":
-                names = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-                inner = self.get(i, *(f"self_attn.{n}.weight" for n in names))
+                heads = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+                inner = self.get(i, *(f"self_attn.{n}.weight" for n in heads))
                 x = self.attention(x, *norm, *inner, self.dtype)
             else:
                 x = self.linear_layer(i, x, *norm)

@@ -59,6 +59,5 @@ class Arrays:
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     """||actual - expected|| / ||expected||; NaN where anything was not written."""
     difference = actual.astype(np.float64) - expected.astype(np.float64)
-    return float(
-        np.linalg.norm(difference) / max(np.linalg.norm(expected.astype(np.float64)), 1e-30)
-    )
+    size = float(np.linalg.norm(expected.astype(np.float64)))
+    return float(np.linalg.norm(difference)) / max(size, 1e-30)

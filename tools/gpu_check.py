@@ -129,35 +129,31 @@ def main() -> int:
     ops, gemm = CudaOps(kernels, shape, cupy.empty), Gemm(kernels)
     print(f"{arch}, {len(kernels.names())} kernels, seed {seed}", flush=True)
 
-    def synchronised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        cupy.cuda.Device().synchronize()
-        return rows
-
     report = Report(options.only)
-    checks = {**CHECKS, "sample_features": check_sample_features}
-    for name, check in checks.items():
-        report.run(name, lambda check=check: synchronised(checked(check(ops, Arrays(cupy, seed)))))
-    for name, shapes in (("gemm", gpu_gemm.CHECKED), ("gemm_decode", gpu_gemm.CHECKED_DECODE)):
-        report.run(
-            name,
-            lambda shapes=shapes: checked(gpu_gemm.check_gemm(gemm, Arrays(cupy, seed), shapes)),
-        )
-    report.run(
-        "invariance", lambda: counted(gpu_gemm.invariance_of_table(gemm, Arrays(cupy, seed)))
-    )
-    report.run(
-        "invariance_tiles",
-        lambda: counted(gpu_gemm.invariance_of_tiles(kernels, gemm, Arrays(cupy, seed))),
-    )
-    report.run(
-        "invariance_groups",
-        lambda: counted(gpu_gemm.invariance_of_groups(gemm, Arrays(cupy, seed))),
-    )
-    for name, test in (("prompt", prompt_cuts), ("decode", decode_company)):
-        report.run(
-            f"invariance_{name}",
-            lambda test=test: counted(test(ops, Arrays(cupy, seed))),
-        )
+
+    def run(name: str, to_rows: Callable[[Any], Any], test: Callable[..., Any], *on: Any) -> None:
+        """A section that runs `test(*on)`, with arrays of the same seed as every other."""
+
+        def section() -> list[dict[str, Any]]:
+            rows: list[dict[str, Any]] = to_rows(test(*on))
+            cupy.cuda.Device().synchronize()
+            return rows
+
+        report.run(name, section)
+
+    def arrays() -> Arrays:
+        return Arrays(cupy, seed)
+
+    for name, check in {**CHECKS, "sample_features": check_sample_features}.items():
+        run(name, checked, check, ops, arrays())
+    run("gemm", checked, gpu_gemm.check_gemm, gemm, arrays())
+    decode = gpu_gemm.CHECKED_DECODE
+    run("gemm_decode", checked, gpu_gemm.check_gemm, gemm, arrays(), decode)
+    run("invariance", counted, gpu_gemm.invariance_of_table, gemm, arrays())
+    run("invariance_tiles", counted, gpu_gemm.invariance_of_tiles, kernels, gemm, arrays())
+    run("invariance_groups", counted, gpu_gemm.invariance_of_groups, gemm, arrays())
+    run("invariance_prompt", counted, prompt_cuts, ops, arrays())
+    run("invariance_decode", counted, decode_company, ops, arrays())
 
     out = options.out or Path(os.environ.get("OUT", ROOT / "bench/results")) / "gpu_check.json"
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -33,13 +33,15 @@ LONG_REQUESTS, LONG_OUTPUT_TOKENS, FEW_BLOCKS = 24, 130, 70
 class Engine:
     """Runners of several settings over the same random weights."""
 
-    def __init__(self, config: Any, device: Any) -> None:
+    def __init__(self, config: Any, device_name: Any) -> None:
         from deltaserve.engine.dummy_weights import dummy_weights
 
         self._config = config
-        self._device = device.name
-        self._act_dtype = "float32" if device.name == "cpu" else "bfloat16"
-        self._weights = dummy_weights(config, device, self._act_dtype)
+        self._device = device_name
+        on_cpu = device_name == "cpu"
+        self._act_bytes = 4 if on_cpu else 2
+        device = _device(device_name)
+        self._weights = dummy_weights(config, device, "float32" if on_cpu else "bfloat16")
         device.close()
 
     @property
@@ -48,7 +50,7 @@ class Engine:
         from deltaserve.engine.config import EngineConfig
         from deltaserve.engine.memory_sizes import block_bytes
 
-        return block_bytes(self._config, EngineConfig.block_size, 4 if self._device == "cpu" else 2)
+        return block_bytes(self._config, EngineConfig.block_size, self._act_bytes)
 
     def runner(self, hook: Any = None, *, cuda_graph: bool = True, **options: Any) -> Any:
         from deltaserve.engine.config import EngineConfig
@@ -65,6 +67,16 @@ class Engine:
             cuda_graph=cuda_graph,
             logits_hook=hook,
         )
+
+
+def _device(name: str) -> Any:
+    if name == "cpu":
+        from deltaserve.engine.ops.numpy.device import CpuDevice
+
+        return CpuDevice()
+    from deltaserve.engine.ops.cuda.device import CudaDevice
+
+    return CudaDevice()
 
 
 class Rows:
@@ -199,14 +211,10 @@ def main(arguments: list[str] | None = None) -> int:
     from tools.model_shapes import hf_text_config
 
     if options.device == "cuda":
-        from deltaserve.engine.ops.cuda.device import CudaDevice as Device
-
         build_if_missing(gpu_arch())
-    else:
-        from deltaserve.engine.ops.numpy.device import CpuDevice as Device
     config = ModelConfig.from_hf(hf_text_config(options.size))
     began = time.perf_counter()
-    engine = Engine(config, Device())
+    engine = Engine(config, options.device)
     print(f"weights in {time.perf_counter() - began:.1f} s", flush=True)
     checks = Checks(options.out)
     if "time" in options.only:

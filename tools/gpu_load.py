@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -97,8 +98,8 @@ def wrong_tensors(weights: Any, directory: Path, config: ModelConfig) -> list[st
         for piece in array.pieces:
             entry = entries[piece.name]
             bits = np.dtype(np.uint32 if entry.dtype == "F32" else np.uint16)
-            stored = np.memmap(entry.file, bits, "r", entry.begin, piece.shape)
-            stored = stored.reshape(-1, *array.shape[1:])
+            mapped = np.memmap(entry.file, bits, "r", entry.begin, piece.shape)
+            stored = mapped.reshape(-1, *array.shape[1:])
             for copy in piece.copies:
                 rows = host[copy.target : copy.target + copy.count]
                 if array.fp32 and entry.dtype == "BF16":
@@ -115,7 +116,7 @@ def load_rows(
     def load() -> Any:
         return load_weights(directory, config, device, "bfloat16")
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     for what in ("load", "load again"):
         seconds, weights = timed(load)
@@ -184,10 +185,10 @@ def variants(
     ]
     for way, readers in [("reads", n) for n in READERS] + [("mapped reads", n) for n in (1, 4, 16)]:
         staging.num_readers = readers
-        tensor_stream.TensorFile = MappedFile if way == "mapped reads" else TensorFile
-        seconds, _ = timed(stream_rows, reads, staging, lambda _: None)
+        kind = MappedFile if way == "mapped reads" else TensorFile
+        with mock.patch.object(tensor_stream, "TensorFile", kind):
+            seconds, _ = timed(stream_rows, reads, staging, lambda _: None)
         note(f"{way} alone, {readers} readers", seconds, len(reads) * step)
-    tensor_stream.TensorFile = TensorFile
     staging.close()
     free_device_memory()
     return rows

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tools.gpu_check import ROOT, build_if_missing, gpu_arch, make_importable
 
@@ -105,7 +105,7 @@ def true_size(checks: Checks, size: str, options: argparse.Namespace) -> None:
     )
     from tools.model_shapes import hf_text_config
 
-    device = "cpu" if options.plumbing else "cuda"
+    device: Literal["cpu", "cuda"] = "cpu" if options.plumbing else "cuda"
     lengths = options.lengths or (SMALL_LENGTHS if options.plumbing else LENGTHS)
     hf_config = hf_text_config(size)
     config = ModelConfig.from_hf(hf_config)

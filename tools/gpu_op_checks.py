@@ -9,6 +9,7 @@ delta rule (bf16 operands through several products); 1e-4 for fp32 state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,8 +141,9 @@ def check_delta_decode(ops: CudaOps, a: Arrays) -> Result:
         ops.delta_net_decode(
             qkvzba, conv_weight, *weights, EPS, on_device(a, batch), conv_state, state, out
         )
-        host = [a.host(x) for x in (qkvzba, conv_weight, *weights)]
-        REFERENCE.delta_net_decode(*host, EPS, batch, expected_conv, expected_state, expected)
+        a_log, dt_bias, norm = map(a.host, weights)
+        inputs = a.host(qkvzba), a.host(conv_weight), a_log, dt_bias, norm, EPS, batch
+        REFERENCE.delta_net_decode(*inputs, expected_conv, expected_state, expected)
         yield f"HV={hv}", relative_error(a.host(out), expected), SAME
         yield f"HV={hv} state", relative_error(a.host(state), expected_state), STATE
         yield f"HV={hv} conv state", relative_error(a.host(conv_state), expected_conv), 0.0
@@ -177,8 +179,8 @@ def check_attention_decode(ops: CudaOps, a: Arrays) -> Result:
         mapping = a.host(device.slot_mapping)
         yield f"NQ={nq} slots", relative_error(mapping, batch.slot_mapping), 0.0
         ops.attention_decode(q, qgkv, k, v, tables, device, out)
-        host = [a.host(x) for x in (q, qgkv, k, v, tables)]
-        REFERENCE.attention_decode(*host, batch, expected)
+        inputs = a.host(q), a.host(qgkv), a.host(k), a.host(v), a.host(tables), batch
+        REFERENCE.attention_decode(*inputs, expected)
         yield f"NQ={nq}", relative_error(a.host(out), expected), WEIGHTS
 
 
@@ -191,8 +193,8 @@ def check_attention_prefill(ops: CudaOps, a: Arrays) -> Result:
         q, qgkv = a.act(tokens, nq, D), a.act(tokens, (2 * nq + 2 * nkv) * D)
         out, expected = a.poisoned(tokens, nq * D), np.empty((tokens, nq * D), np.float32)
         ops.attention_prefill(q, qgkv, k, v, tables, on_device(a, batch), out)
-        host = [a.host(x) for x in (q, qgkv, k, v, tables)]
-        REFERENCE.attention_prefill(*host, batch, expected)
+        inputs = a.host(q), a.host(qgkv), a.host(k), a.host(v), a.host(tables), batch
+        REFERENCE.attention_prefill(*inputs, expected)
         yield f"NQ={nq}", relative_error(a.host(out), expected), WEIGHTS
 
 
@@ -206,8 +208,8 @@ def check_delta_rule(ops: CudaOps, a: Arrays) -> Result:
         out, expected = a.poisoned(tokens, hv * HEAD), np.empty((tokens, hv * HEAD), np.float32)
         expected_state = a.host(state)
         ops.delta_rule_prefill(qkv, qkvzba, a_log, dt_bias, on_device(a, batch), state, out)
-        host = [a.host(x) for x in (qkv, qkvzba, a_log, dt_bias)]
-        REFERENCE.delta_rule_prefill(*host, batch, expected_state, expected)
+        inputs = a.host(qkv), a.host(qkvzba), a.host(a_log), a.host(dt_bias), batch
+        REFERENCE.delta_rule_prefill(*inputs, expected_state, expected)
         yield f"HV={hv}", relative_error(a.host(out), expected), DELTA
         yield f"HV={hv} state", relative_error(a.host(state), expected_state), DELTA
 
@@ -228,8 +230,8 @@ def check_sample(ops: CudaOps, a: Arrays) -> Result:
         seed=r.integers(0, 2**64, rows, np.uint64),
         num_logprobs=r.choice([-1, 0, 20], rows).astype(np.int32),
     )
-    columns = [r.permutation(rows).astype(np.int32) for _ in range(3)]
-    batch = SampleBatch(*columns, params, limit)
+    rows_of, slots, positions = (r.permutation(rows).astype(np.int32) for _ in range(3))
+    batch = SampleBatch(rows_of, slots, positions, params, limit)
     shapes = [(rows,), (rows,), (rows,), (rows, 20), (rows, 20)]
     dtypes = [np.int32, np.int32, np.float32, np.int32, np.float32]
     expected = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -237,12 +239,12 @@ def check_sample(ops: CudaOps, a: Arrays) -> Result:
     device_params = SampleParams(
         **{n: a.cupy.asarray(x) for n, x in vars(params).items() if x is not None}
     )
-    device = SampleBatch(*map(a.cupy.asarray, columns), device_params, limit)
+    device = on_device(a, replace(batch, params=device_params))
     ops.sample(a.cupy.asarray(logits), device, *actual)
     REFERENCE.sample(logits, batch, *expected)
     got = [a.host(x) for x in actual]
     yield "ids that differ / rows", float(np.mean(got[1] != expected[1])), 0.05
-    yield "next ids against ids", float(np.mean(got[0][columns[1]] != np.maximum(got[1], 0))), 0.0
+    yield "next ids against ids", float(np.mean(got[0][slots] != np.maximum(got[1], 0))), 0.0
     yield "top ids that differ", float(np.mean(got[3] != expected[3])), 0.0
     yield "top logprobs", relative_error(got[4], expected[4]), 1e-5
 

@@ -33,9 +33,10 @@ def on_device(a: Arrays, value: Any) -> Any:
     """A dataclass of arrays, nested ones too, with its arrays on the GPU."""
     if isinstance(value, np.ndarray):
         return a.cupy.asarray(value)
-    if dataclasses.is_dataclass(value):
-        return type(value)(**{name: on_device(a, item) for name, item in vars(value).items()})
-    return value
+    if not dataclasses.is_dataclass(value):
+        return value
+    kind: Any = type(value)
+    return kind(**{name: on_device(a, item) for name, item in vars(value).items()})
 
 
 def check_sample_features(ops: CudaOps, a: Arrays) -> Result:
@@ -71,6 +72,29 @@ def check_sample_features(ops: CudaOps, a: Arrays) -> Result:
         changed = (before != state.output_counts).any(axis=1).sum()
         yield f"{turn}: no count went up", float(changed == 0), 0.0
         device.params.adjustments.output_counts[...] = a.cupy.asarray(state.output_counts)
+    yield from _sums_of_masses(ops, a)
+
+
+def _sums_of_masses(ops: CudaOps, a: Arrays) -> Result:
+    """Added up by segment and by digit, in two ways of adding, a row's masses are the same."""
+    rows = 8
+    logits = a.fp32(rows, VOCAB) * a.fp32(rows, 1) * 3
+    outputs = on_device(a, empty_outputs(rows, rows)).arrays()
+    work = ops._workspace.sample
+    batch = next(batch for kind, batch in sample_batches(a, rows, VOCAB) if kind == "temperature")
+    for temperature in (1.0, 0.7):
+        batch.params.temperature[...] = temperature
+        batch.params.num_logprobs[...] = 0
+        batch.params.top_p[...] = 1
+        ops.sample(logits, batch, *outputs)
+        sums = work.segment_masses[:rows].sum(axis=1)
+        raw_differ = float((work.raw_masses[:rows].sum(axis=1) != sums).sum())
+        if temperature == 1:
+            yield "rows of which the raw sums differ", raw_differ, 0.0
+        batch.params.top_p[...] = 0.9
+        ops.sample(logits, batch, *outputs)
+        differ = float((work.histograms[:rows].sum(axis=1) != sums).sum())
+        yield f"temperature {temperature}: histograms that differ", differ, 0.0
 
 
 def sample_batches(a: Arrays, rows: int, vocab: int) -> Iterator[tuple[str, SampleBatch]]:

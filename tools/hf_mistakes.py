@@ -14,10 +14,9 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen3_5ForCausalLM
+from transformers import Qwen3_5ForCausalLM as Model
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
-Model = Qwen3_5ForCausalLM
 Patches = contextlib.ExitStack
 Mistake = Callable[[Model, Patches], None]
 """Changes the model, or patches functions for as long as the stack is open."""

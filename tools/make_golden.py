@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def main() -> None:
     for case in CASES:
         with tempfile.TemporaryDirectory() as directory:
             write_case(case, Path(directory))
-            arrays = golden(hf_trace(load(Path(directory)), input_ids(case)))
+            arrays: dict[str, Any] = golden(hf_trace(load(Path(directory)), input_ids(case)))
         path = GOLDEN / f"{case}.npz"
         np.savez_compressed(path, **arrays)
         print(f"{path.name}: {path.stat().st_size} bytes, {len(arrays)} arrays")

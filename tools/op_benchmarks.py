@@ -51,6 +51,13 @@ class Bench:
         return self.arrays.filled(n, k, scale=k**-0.5)
 
 
+def with_weight(
+    op: Callable[..., None], x: Any, out: Any, *then: Launch
+) -> Callable[[Any], list[Launch]]:
+    """From a weight to the launch of its GEMM and of what follows it."""
+    return lambda weight: [functools.partial(op, x, weight, out), *then]
+
+
 def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
     """The GEMMs of both kinds of layer for m rows; the output head, of which few rows are wanted,
     with the decode rows."""
@@ -71,7 +78,7 @@ def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
             n,
             h,
             2 * m * n,
-            lambda w, o=out: [functools.partial(linear, hidden, w, o)],
+            with_weight(linear, hidden, out),
         )
     silu_mul = ops.linear_silu_mul_decode if decode else ops.linear_silu_mul
     gated = a.poisoned(m, f)
@@ -80,7 +87,7 @@ def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
         2 * f,
         h,
         2 * m * f,
-        lambda w: [functools.partial(silu_mul, hidden, w, gated)],
+        with_weight(silu_mul, hidden, gated),
     )
     narrow = {"out": c.value_size, "attention out": c.num_query_heads * c.head_dim, "down": f}
     if narrow["out"] == narrow["attention out"]:
@@ -94,7 +101,7 @@ def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
                 h,
                 k,
                 2 * m * h,
-                lambda w, x=x, o=out: [functools.partial(linear, x, w, o)],
+                with_weight(linear, x, out),
             )
             continue
         parts = a.poisoned(ops.num_segments(h, k), m, h, dtype="float32")
@@ -104,7 +111,7 @@ def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
             h,
             k,
             6 * m * h,
-            lambda w, x=x, p=parts, add=add: [functools.partial(ops.linear_partials, x, w, p), add],
+            with_weight(ops.linear_partials, x, parts, add),
         )
     if decode:
         logits = a.poisoned(m, c.vocab_size, dtype="float32")
@@ -113,7 +120,7 @@ def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
             c.vocab_size,
             h,
             4 * m * c.vocab_size,
-            lambda w: [functools.partial(ops.lm_head, hidden, w, logits)],
+            with_weight(ops.lm_head, hidden, logits),
         )
 
 
@@ -141,7 +148,7 @@ def embedding_and_norms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
         launch = functools.partial(ops.add_rms_norm_partials, parts, residual, weight, EPS, out)
         moved = m * h * (4.0 * segments + 6)
         name = f"add_rms_norm_partials S={segments}"
-        yield Case(name, size, moved, 0.0, 0, lambda launch=launch: [launch])
+        yield Case(name, size, moved, 0.0, 0, functools.partial(list, (launch,)))
 
 
 def rope(bench: Bench, m: int, decode: bool) -> Case:

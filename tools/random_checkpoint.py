@@ -44,7 +44,7 @@ def write_random_checkpoint(directory: Path, hf_config: dict[str, Any], threads:
     bits = np.random.default_rng(0).integers(0, 1 << 16, _BLOCK_VALUES, np.uint16)
     bits &= 0xBFFF  # no exponent of infinity or NaN, in bf16 and in fp32
     ring = np.concatenate((bits, bits[:_WRITE_VALUES]))
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     with ThreadPoolExecutor(threads) as pool:
         for i, shard in enumerate(shards):
             name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
@@ -90,7 +90,7 @@ def _write_shard(
         def write(start: int) -> None:
             count = min(_WRITE_VALUES, end // 2 - start)
             first = start % _BLOCK_VALUES
-            data = ring[first : first + count].view(np.uint8)
+            data = ring[first : first + count].view(np.uint8).data
             done = 0
             while done < len(data):
                 done += os.pwrite(file, data[done:], 8 + len(text) + 2 * start + done)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,7 @@ class Tuner:
         weights = self.rotated(2 * n if form == "silu_mul" else n, k)
         x = a.filled(m, k)
         out = self._cupy.empty((segments, m, n), "float32" if form == "fp32" else x.dtype)
-        launches = [
+        launches: list[Callable[[], None]] = [
             functools.partial(gemm.launch_tile, tile, x, w, out, n, segment, segments)
             for w in weights
         ]
@@ -144,7 +146,7 @@ def main() -> int:
     from tools.gpu_arrays import Arrays
 
     sys.path.insert(0, str(ROOT / "triton_aot"))
-    from gemm_tiles import TABLES
+    tables = importlib.import_module("gemm_tiles").TABLES
 
     kernels = KernelLibrary()
     table = json.loads(json.dumps(kernels.gemm_tiles))
@@ -159,7 +161,7 @@ def main() -> int:
         table["shapes"][f"{stored}:{n}x{k}"] = row
     out = options.out or Path(os.environ.get("OUT", ROOT / "triton_aot/tiles"))
     if out.is_dir():
-        out = out / f"{TABLES[kernels.arch]}.json"
+        out = out / f"{tables[kernels.arch]}.json"
     out.write_text(json.dumps(table, indent=2) + "\n")
     measured = out.with_name(out.stem + "_measured.json")
     if out.parent != ROOT / "triton_aot/tiles":
