@@ -129,7 +129,7 @@ def test_a_reader_that_does_not_read_holds_nothing_up(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Its tokens wait merged; the engine finishes the request long before it is read."""
-    num_tokens = 8_000
+    num_tokens = 6_000
     server = start_scripted(tmp_path_factory.mktemp("slow"), max_model_len=num_tokens + 1)
     try:
         server.wait_ready()

@@ -7,6 +7,7 @@ import signal
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,19 +128,23 @@ def test_a_page_of_another_origin_may_not(guarded: ServerProcess) -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
-@pytest.mark.parametrize("prompt", [[50], [ENDLESS]], ids=["decoding", "prefill"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_request_that_takes_too_long(
-    guarded: ServerProcess, prompt: list[int], stream: bool
-) -> None:
-    body = {"model": "scripted", "prompt": prompt, "max_tokens": 90_000, "stream": stream}
-    response = guarded.client.post("/v1/completions", json=body, headers=bearer(KEYS[0]))
-    assert response.status_code == (200 if stream else 503)
-    text = response.text
-    if stream:
-        assert text.endswith("data: [DONE]\n\n")
-        text = text.split("\n\n")[-3].removeprefix("data: ")
-    assert json.loads(text)["error"]["message"] == "the request took longer than 1 s"
+def test_requests_that_take_too_long(guarded: ServerProcess) -> None:
+    """Whole and streamed, decoding and in prefill, at the same time."""
+
+    def ask(prompt: list[int], stream: bool) -> tuple[int, str]:
+        body = {"model": "scripted", "prompt": prompt, "max_tokens": 90_000, "stream": stream}
+        response = guarded.client.post("/v1/completions", json=body, headers=bearer(KEYS[0]))
+        return response.status_code, response.text
+
+    with ThreadPoolExecutor() as threads:
+        asked = [(prompt, stream) for prompt in ([50], [ENDLESS]) for stream in (False, True)]
+        answers = [*threads.map(lambda arguments: ask(*arguments), asked)]
+    for (_, stream), (status, text) in zip(asked, answers, strict=True):
+        assert status == (200 if stream else 503)
+        if stream:
+            assert text.endswith("data: [DONE]\n\n")
+            text = text.split("\n\n")[-3].removeprefix("data: ")
+        assert json.loads(text)["error"]["message"] == "the request took longer than 1 s"
     wait_until("freed", guarded.is_idle)
 
 

@@ -170,7 +170,7 @@ def test_an_engine_that_cannot_load_ends_all(tmp_path: Path) -> None:
 
 def test_a_setting_that_cannot_be_followed_ends_all_with_one_line(tmp_path: Path) -> None:
     server = start_scripted(
-        tmp_path, num_workers=NUM_WORKERS, config_error="max_num_seqs: too many", load_s=0.3
+        tmp_path, num_workers=NUM_WORKERS, config_error="max_num_seqs: too many", load_s=0.1
     )
     assert server.wait() == 2
     lines = [line for line in server.log().splitlines() if " INFO " not in line]
