@@ -169,6 +169,11 @@ def main() -> int:
     kernels = RecordingKernels(KernelLibrary())
     pool = cupy.get_default_memory_pool()
     results: list[dict[str, Any]] = []
+    failures: list[str] = []
+    out = options.out or Path(os.environ.get("OUT", ROOT / "bench/results")) / "bench_ops.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    manifest = read_manifest()
+    entries = manifest["archs"][arch]["kernels"]
     for model in options.models:
         c = ModelConfig.from_hf(hf_text_config(model))
         shape = OpsShape(
@@ -180,24 +185,27 @@ def main() -> int:
         )
         bench = Bench(CudaOps(kernels, shape, cupy.empty), Arrays(cupy, 1), c)
         for case in cases(bench, options):
-            if not options.only or any(word in case.op for word in options.only):
+            if options.only and not any(word in case.op for word in options.only):
+                continue
+            try:
                 results.append({"model": model, **timed(cupy, case, kernels)})
-                pool.free_all_blocks()
+            except Exception as error:
+                failures.append(f"{model} {case.op} {case.size}: {error!r}")
+            pool.free_all_blocks()
         print(f"{model}: {len(results)} rows", file=sys.stderr, flush=True)
-    manifest = read_manifest()
-    entries = manifest["archs"][arch]["kernels"]
-    used = sorted({name for row in results for name in row["kernels"]})
-    summary = {
-        "arch": arch,
-        "compilers": manifest["compilers"],
-        "kernels": {name: entries[name]["hash"] for name in used},
-        "rows": results,
-    }
-    out = options.out or Path(os.environ.get("OUT", ROOT / "bench/results")) / "bench_ops.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(summary, indent=1) + "\n")
+        used = sorted({name for row in results for name in row["kernels"]})
+        summary = {
+            "arch": arch,
+            "compilers": manifest["compilers"],
+            "kernels": {name: entries[name]["hash"] for name in used},
+            "failures": failures,
+            "rows": results,
+        }
+        out.write_text(json.dumps(summary, indent=1) + "\n")
     print_table(results)
-    return 0
+    if failures:
+        print("\n".join(["FAILED", *failures]))
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

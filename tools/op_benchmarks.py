@@ -64,7 +64,7 @@ def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
     c, ops, a = bench.config, bench.ops, bench.arrays
     h, f = c.hidden_size, c.intermediate_size
     size = f"{'B' if decode else 'T'}={m}"
-    hidden, residual, norm = a.act(m, h), a.act(m, h), a.act(h)
+    hidden, residual, norm = a.filled(m, h), a.filled(m, h), a.act(h)
 
     def case(op: str, n: int, k: int, extra: float, make: Callable[[Any], list[Launch]]) -> Case:
         moved = 2 * n * k + 2 * m * k + extra
@@ -93,7 +93,7 @@ def gemms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
     if narrow["out"] == narrow["attention out"]:
         del narrow["attention out"]
     for name, k in narrow.items():
-        x = a.act(m, k)
+        x = a.filled(m, k)
         if not decode:
             out = a.poisoned(m, h)
             yield case(
@@ -129,7 +129,7 @@ def embedding_and_norms(bench: Bench, m: int, decode: bool) -> Iterator[Case]:
     h = c.hidden_size
     size = f"{'B' if decode else 'T'}={m}"
     ids = a.int32(a.rng.integers(0, c.vocab_size, m))
-    x, residual, weight, out = a.act(m, h), a.act(m, h), a.act(h), a.poisoned(m, h)
+    x, residual, weight, out = a.filled(m, h), a.filled(m, h), a.act(h), a.poisoned(m, h)
 
     def embed() -> list[Launch]:
         return [functools.partial(ops.embed, ids, bench.weight(c.vocab_size, h), out)]
@@ -156,7 +156,7 @@ def rope(bench: Bench, m: int, decode: bool) -> Case:
     nq, nkv, d = c.num_query_heads, c.num_kv_heads, c.head_dim
     inv_freq = a.cupy.asarray((1e7 ** (-np.arange(32) / 32)).astype(np.float32))
     positions, q_norm, k_norm = a.int32(np.arange(m)), a.act(d), a.act(d)
-    qgkv, q = a.act(m, c.attention_in_size), a.poisoned(m, nq, d)
+    qgkv, q = a.filled(m, c.attention_in_size), a.poisoned(m, nq, d)
     k, v = a.filled(2, -(-m // BLOCK_SIZE), nkv, BLOCK_SIZE, d)
     args = (qgkv, q_norm, k_norm, EPS, inv_freq, positions, positions, q, k, v)
     launch = functools.partial(ops.qk_norm_rope_write, *args)
