@@ -30,7 +30,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tools.gpu_check import make_importable
@@ -52,10 +51,7 @@ class Bench:
             max_num_seqs=args.max_num_seqs,
             snapshot_interval=args.snapshot_interval,
         )
-        vocab = json.loads((Path(config.model_path) / "config.json").read_text())
-        vocab_limit = vocab.get("text_config", vocab)["vocab_size"]
-        no_text: Any = SimpleNamespace(vocab_limit=vocab_limit, end_ids=frozenset())
-        self.engine = LLMEngine(config, tokenizer=no_text)
+        self.engine = LLMEngine(config)
         self.scale = args.scale
         self.rng = random.Random(args.seed)
 
@@ -234,11 +230,11 @@ CELLS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 
 
 def dummy_folder(size: str) -> str:
-    """A folder with the config of a true size."""
-    from tools.model_shapes import hf_text_config
+    """A folder with the config of a true size and a made-up tokenizer."""
+    from tools.make_dummy_model import write_dummy_model
 
     folder = Path(tempfile.mkdtemp(prefix=f"dummy-{size}-"))
-    (folder / "config.json").write_text(json.dumps(hf_text_config(size)))
+    write_dummy_model(folder, size)
     return str(folder)
 
 

@@ -57,6 +57,7 @@ PARTS = (
     _tool("model_27B", 45, "gpu_model_check --only parity --sizes 27B --lengths 1 7 64 128 4097"),
     _tool("model_2B", 35, "gpu_model_check --only parity --sizes 2B"),
     _tool("model_9B", 45, "gpu_model_check --only parity --sizes 9B"),
+    _tool("prefix_bits", 45, "bench_prefix_cache --size 4B --only bits"),
     _tool("memcheck", 120, f"{_SANITIZED} gemm_decode", "memcheck"),
     _tool("racecheck", 180, f"{_SANITIZED} gemm_decode", "racecheck"),
     _tool("bench_ops_4B", 90, "bench_ops --models 4B"),
