@@ -52,6 +52,12 @@ __device__ __forceinline__ void load_logits(const float* row, bool aligned, int 
     }
 }
 
+__device__ inline void prefetch(const float* at) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.L2 [%0];" ::"l"(at));
+#endif
+}
+
 // A row that is selected from: change(x, id) is the logit of an id whose raw logit is x, and
 // group_keys are of those. Shared memory: bins [BINS], scratch [THREADS / WARP], listed
 // [MAX_LISTED_MASSES].
@@ -70,15 +76,22 @@ struct Row {
 };
 
 // Calls visit(changed logit, id) for the ids of a group, and with a logit of -inf for some that are
-// none, which spares a branch an id. LOADS loads are under way at a time.
+// none, which spares a branch an id. LOADS loads are under way at a time; where that is one, the
+// first AHEAD of a lane have been sent for to the L2: all of a vocabulary of 2^18.
 template <int LOADS, typename Change, typename Visit>
 __device__ __forceinline__ void visit_values(const float* raw, const Change& change, int group,
                                              int limit, const Visit& visit) {
-    constexpr int STRIDE = SEGMENT_THREADS * EACH;
+    constexpr int STRIDE = SEGMENT_THREADS * EACH, AHEAD = 8;
     const bool aligned = is_aligned(raw);
     const int end = min((group / SEGMENT_WARPS + 1) * segment_length(limit), limit);
     int first = group / SEGMENT_WARPS * segment_length(limit);
     first += (group % SEGMENT_WARPS * WARP + threadIdx.x % WARP) * EACH;
+    if (LOADS == 1) {
+#pragma unroll
+        for (int n = 1; n < AHEAD; ++n) {
+            if (first + n * STRIDE < end) prefetch(raw + first + n * STRIDE);
+        }
+    }
 #pragma unroll 1
     for (; first < end; first += LOADS * STRIDE) {
         float x[LOADS][EACH];
