@@ -111,11 +111,14 @@ class Answer(ABC):
                 choice.num_cached_tokens += text.num_cached_tokens
                 if text.finish_reason is FinishReason.STOP:
                     choice.request.close(FinishReason.STOP)
+                if text.finish_reason is not FinishReason.ERROR:
+                    yield choice, text
+                    continue
+                if text.text or text.token_ids:  # what came before the error, taken with it
+                    yield choice, text._replace(finish_reason=None)
                 if text.error is not None and text.error_param is not None:
                     raise ApiError(400, text.error, text.error_param)
-                if text.finish_reason is FinishReason.ERROR:
-                    raise ApiError(500, f"the request failed: {text.error}")
-                yield choice, text
+                raise ApiError(500, f"the request failed: {text.error}")
             running = [choice for choice in running if choice.processor.finish_reason is None]
 
     def usage(self) -> Usage:

@@ -195,7 +195,10 @@ def run_worker(
         worker = Worker(options, engine, listener, replaces)
         worker.stop_on(signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-        return await worker.run()
+        try:
+            return await worker.run()
+        except ProcessLookupError:  # the engine has ended, which is the parent's to tell
+            return 1
 
     code = uvloop.run(serve())
     logging.shutdown()

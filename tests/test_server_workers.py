@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+from deltaserve.engine.core_process import AttachedEngine, start_with_signals_blocked
+from deltaserve.server.options import ServerOptions
+from deltaserve.server.supervisor import run_worker
 
 from .scripted_engine import ENDLESS, output_id
 from .server_process import ServerProcess, is_alive, start_scripted, wait_until
@@ -176,6 +182,24 @@ def test_a_setting_that_cannot_be_followed_ends_all_with_one_line(tmp_path: Path
     lines = [line for line in server.log().splitlines() if " INFO " not in line]
     assert len(lines) == 1
     assert lines[0].endswith("ERROR --max-num-seqs: too many")
+
+
+def test_a_worker_that_comes_after_the_engines_end_says_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As where loading fails while it starts: its parent has said why."""
+    engine = subprocess.Popen(["true"])
+    engine.wait()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        options = ServerOptions("no-model", ("no-model",))
+        attached = AttachedEngine("ipc:///nowhere", engine.pid)
+        worker = multiprocessing.get_context("spawn").Process(
+            target=run_worker, args=(options, 0, attached, listener, False)
+        )
+        start_with_signals_blocked(worker)
+        worker.join()
+    assert worker.exitcode == 1
+    assert capfd.readouterr().err == ""
 
 
 def test_a_killed_parent_leaves_nobody_behind(server: ServerProcess) -> None:
