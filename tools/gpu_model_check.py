@@ -6,7 +6,7 @@ weights of the true sizes against transformers, and engine times.
 Sections run one by one and a failure in one does not stop the others. Results go to the JSON file
 as they come; the table is printed last. Exits with 1 if a check failed. `--plumbing` runs it all on
 the CPU with a small model, which checks this script and no kernel. transformers is needed for
-`parity` and `time`.
+all but `demo`.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         device = "cpu" if options.plumbing else "cuda"
         checks.run("demo", lambda: demo_checks(ROOT / "models/demo", device, free_memory))
-    for size in options.sizes or (["small"] if options.plumbing else ["0.8B", "4B"]):
+    sizes = options.sizes or (["small"] if options.plumbing else ["0.8B", "4B"])
+    for size in sizes if set(options.only) - {"demo"} else ():
         try:
             true_size(checks, size, options)
         except Exception as error:
