@@ -110,8 +110,8 @@ def test_a_nucleus_ends_in_a_digit_that_many_ids_share(ops: CudaOps) -> None:
     six rows the likeliest id is at the end of it, and three times min_p within it."""
     logits, batch = plain_batch(np.random.default_rng(7), 12, 9001)
     logits *= np.array([3, 3, 0, 8, 1, 1, *[0.006] * 6], np.float32)[:, None]
-    batch.params.top_p[:] = [0.9, 0.9, 0.7, 0.999, 0.5, 0.01, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 2e-3]
-    batch.params.min_p[:] = [0, 0, 0, 0, 0.1, 0.01, 0, 0, 0, 0.99, 0.992, 0.994]
+    batch.params.top_p[:] = [0.9, 0.9, 0.7, 0.999, 0.5, 1.0, 2e-4, 3e-4, 5e-4, 0.05, 0.05, 0.05]
+    batch.params.min_p[:] = [0, 0, 0, 0, 0.1, 0.5, 0, 0, 0, 0.999, 0.9995, 0.9999]
     batch.params.temperature[1] = 1e-35
     actual, _ = run(ops, logits, batch)
     expected, _ = run(REFERENCE, logits, batch)
