@@ -5,6 +5,8 @@
 
 #include "candidates.cuh"
 
+constexpr int MASS_BITS = 41;  // a mass is at most 2^40
+
 // A digit: a mass above 0 by its exponent and its next 5 bits, so that masses of many orders of
 // magnitude fall into many bins. The rest: the other bits, mass = 1.(5 bits)(rest) * 2^exponent.
 constexpr int REST_BITS = 18;
@@ -165,4 +167,52 @@ __device__ __forceinline__ bool keep_nucleus(const Row<Change>& row,
     }
     least_mass = mass_of_digit(digit, least_rest);
     return true;
+}
+
+// One id by inverse CDF over the masses that top-k, top-p and min-p leave. `segment_masses`: the
+// row's, for a draw without top-k and top-p; `histogram`: the row's, for one with top-p alone.
+template <typename Change>
+__device__ __forceinline__ int draw(const Row<Change>& row, int top_k, float top_p, float min_p,
+                                    const u64& bits, const u64* segment_masses,
+                                    const u64* histogram) {
+    __shared__ u64 kept[SEGMENTS];
+    const bool ranked = is_ranked(top_k, row.limit);
+    int id;
+    if (ranked && draw_ranked(row, top_k, top_p, min_p, bits, id)) return id;
+    u32 least_logit = 0;
+    u64 least_mass = 0;
+    bool summed = !ranked;
+    if (summed && top_p < 1.0f) {
+        summed = keep_nucleus(row, histogram, top_p, min_p, kept, least_mass);
+    } else if (summed && threadIdx.x < SEGMENTS) {
+        kept[threadIdx.x] = segment_masses[threadIdx.x];
+    }
+    if (ranked) {
+        least_logit = static_cast<u32>(select_from_top<32>(
+            row.limit, top_k, row.bins, row.scratch,
+            [&](int i) { return u64(ordered(row.value(i))); }, [](int, u64) { return 1ull; }));
+    }
+    const auto weight = [&](float x) {
+        return ordered(x) >= least_logit ? row.weights(x) : 0.0f;
+    };
+    const auto kept_mass = [&](float x) {
+        const float w = weight(x);
+        const u64 mass = mass_of(w);
+        return mass >= least_mass && w >= min_p ? mass : 0;
+    };
+    if (!summed) {
+        if (top_p < 1.0f) {
+            u64 total = 0;
+#pragma unroll 1
+            for (int i = threadIdx.x; i < row.limit; i += THREADS) {
+                total += mass_of(weight(row.value(i)));
+            }
+            total = block_total(total, row.scratch);
+            least_mass = least_mass_of_share<MASS_BITS>(
+                row.limit, share_of(top_p, total), row.bins, row.scratch,
+                [&](int i) { return mass_of(weight(row.value(i))); });
+        }
+        sum_segments(row, kept_mass, kept);
+    }
+    return draw_by_segments(row, kept, kept_mass, bits);
 }
