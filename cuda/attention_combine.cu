@@ -8,7 +8,7 @@
 // Grid (NQ, B), 64 threads. A row without items is padding: zeros.
 // Formula: spec section 3.4. Check and time: tools/gpu_check.py --only attention_decode
 #include "common.cuh"
-#include "decode_splits.cuh"
+#include "decode_work.cuh"
 
 constexpr int D = 256;
 

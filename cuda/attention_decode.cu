@@ -7,37 +7,30 @@
 //     divided by the sum of weights), partial_stats fp32 [items, NQ, 2]: maximum (of the score
 //     times log2 e) and sum of weights
 //
-// attention_decode_kernel, grid: any, persistent over (work item, KV head). A block's 4 warps take
-// the 16-token groups of the split in turn. Tokens are the rows of the tensor core's left operand
-// and the query heads of one KV head its 8 columns:
+// Grid: any, persistent over (work item, KV head). A block's 4 warps take the 16-token groups of the
+// split in turn. Tokens are the rows of the tensor core's left operand and the query heads of one KV
+// head its 8 columns:
 //
 //     S [16 tokens, 8 heads]  = K [16 tokens, 256] Q^T
 //     O [256 dims, 8 heads]  += V^T [256 dims, 16 tokens] P
 //
 // Which dim plays which k (or m) index of an instruction is ours to choose, as long as Q (or the
 // store) uses the same choice. A lane's 8 consecutive dims of K are k = 2t, 2t+1, 2t+8, 2t+9 of two
-// instructions; its 8 consecutive dims of V are m = g and g + 8 of four. So a lane uses exactly the
-// 16-byte pieces that it copied itself, and its copies need no barrier.
+// instructions; its 8 consecutive dims of V are m = g and g + 8 of four.
 //
-// Each warp has room for one K or V of a group, in quarters. A quarter is consumed and then refilled
-// with the quarter of what comes next: K, V, K of the next group, ..., across work items. What an
-// item needs besides (its row, its query) is loaded while the item before it is worked on.
+// Memory never waits for an item's end: the ring of each warp (kv_ring.cuh) goes on across items, and
+// what else an item needs is loaded while the one before is worked on. At the end of an item a warp
+// leaves its part of the result in the slot that it has just used, before it refills that slot.
 //
 // Formula: spec section 3.4. Check: tools/gpu_check.py --only attention_decode.
 // Time: tools/bench_ops.py
-#include "async_copy.cuh"
-#include "decode_splits.cuh"
+#include "kv_ring.cuh"
 #include "tensor_core.cuh"
 
-constexpr int D = 256;
-constexpr int WARPS = 4;
-constexpr int GROUP = 16;            // tokens of a warp's step
-constexpr int HEADS = 8;             // columns: query heads of a KV head, padded
-constexpr int QUARTERS = 4;          // of a group's K or V
-constexpr int PIECES = 4;            // 16-byte pieces of a quarter that a lane moves
-constexpr int QUARTER_DIMS = D / QUARTERS;
-constexpr int MERGE_ROW = QUARTER_DIMS + 2;  // floats; + 2 spreads the heads over the banks
+constexpr int HEADS = 8;  // columns: query heads of a KV head, padded
+constexpr int QUARTERS = 4;  // of the dims, 8 chunks each
 constexpr float SCALE = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(D)
+static_assert(sizeof(Slot) >= HEADS * D * sizeof(float));  // a warp's part of the result
 
 struct WarpState {
     float o[QUARTERS * 4][4];
@@ -45,28 +38,10 @@ struct WarpState {
     float sum[2];      // this lane's tokens only
 };
 
-// One split of a row, for one KV head.
-struct Item {
-    int row, kv_head, begin, end;  // positions
-    const int* table;
-};
-
-// Where a group lies in the caches, in elements, and how many tokens it has: none if count <= 0.
-struct Group {
-    long long at;
-    int count;
-};
-
-struct Cache {
-    const bf16 *k, *v;
-    int NKV, block_size;
-
-    __device__ Group group(const Item& item, int token) const {
-        const int count = min(item.end - token, GROUP);
-        if (count <= 0) return {0, 0};
-        const long long block = item.table[token / block_size];
-        return {((block * NKV + item.kv_head) * block_size + token % block_size) * D, count};
-    }
+// What the warps of a block tell each other at the end of an item.
+struct Parts {
+    float largest[WARPS][HEADS], sum[WARPS][HEADS];
+    int slot[WARPS];  // of the warp's ring, where its part lies
 };
 
 __device__ inline float max_over_tokens(float x) {
@@ -81,230 +56,204 @@ __device__ inline float sum_over_tokens(float x) {
     return x;
 }
 
-using Quarter = uint4[PIECES][WARP];
-
-__device__ inline void copy_piece(uint4& to, const bf16* from) {
-    copy_async_16(reinterpret_cast<bf16*>(&to), from);
-}
-
-// Rows that a group does not have are not read: its last one is copied again, with weight 0.
-__device__ inline void copy_k(Quarter& to, const bf16* cache, const Group& group, int quarter,
-                              int lane) {
-    const int g = lane / 4, t = lane % 4;
-    if (group.count > 0) {
-#pragma unroll
-        for (int i = 0; i < PIECES; ++i) {
-            const int token = min(g + i % 2 * 8, group.count - 1);
-            const int dim = quarter * QUARTER_DIMS + i / 2 * 32 + t * 8;
-            copy_piece(to[i][lane], cache + group.at + token * D + dim);
-        }
-    }
-    end_copy_group();
-}
-
-__device__ inline void copy_v(Quarter& to, const bf16* cache, const Group& group, int quarter,
+// S of a group from its K.
+__device__ inline void scores(float (&s)[4], Slot& keys, const uint4 (&query)[2 * QUARTERS][WARP],
                               int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) {
-        const int token = min(2 * t + i % 2 + i / 2 * 8, group.count - 1);
-        copy_piece(to[i][lane], cache + group.at + token * D + quarter * QUARTER_DIMS + g * 8);
+    for (int i = 0; i < 2 * QUARTERS; ++i) {
+        const uint4 low = keys.chunk(g, i * 4 + t), high = keys.chunk(g + 8, i * 4 + t);
+        const uint4 q = query[i][lane];
+        mma_bf16(s, low.x, high.x, low.y, high.y, q.x, q.y);
+        mma_bf16(s, low.z, high.z, low.w, high.w, q.z, q.w);
     }
-    end_copy_group();
 }
 
-__device__ inline void copy_all_k(Quarter (&ring)[QUARTERS], const bf16* cache, const Group& group,
-                                  int lane) {
-#pragma unroll
-    for (int i = 0; i < QUARTERS; ++i) copy_k(ring[i], cache, group, i, lane);
-}
-
-// One group, whose K is on its way; leaves that of the group `ahead` on its way.
-__device__ inline void attend_group(WarpState& state, Quarter (&ring)[QUARTERS],
-                                    const uint4 (&query)[2 * QUARTERS][WARP], const Cache& cache,
-                                    const Group& group, const Group& ahead, int lane) {
+// The weights of a group of `count` tokens, as the right operand; brings the state to the new maximum.
+__device__ inline void weights(unsigned (&p)[2], float (&s)[4], WarpState& state, int count,
+                               int lane) {
     const int g = lane / 4;
-    float s[4] = {};
+    float correction[2], w[4];
 #pragma unroll
-    for (int quarter = 0; quarter < QUARTERS; ++quarter) {
-        wait_copy_groups<QUARTERS - 1>();
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint4 low = ring[quarter][2 * i][lane], high = ring[quarter][2 * i + 1][lane];
-            const uint4 q = query[2 * quarter + i][lane];
-            mma_bf16(s, low.x, high.x, low.y, high.y, q.x, q.y);
-            mma_bf16(s, low.z, high.z, low.w, high.w, q.z, q.w);
-        }
-        copy_v(ring[quarter], cache.v, group, quarter, lane);
-    }
-    float correction[2], p[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = g + i / 2 * 8 < group.count ? s[i] * SCALE : -INF;
+    for (int i = 0; i < 4; ++i) s[i] = g + i / 2 * 8 < count ? s[i] * SCALE : -INF;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float largest = fmaxf(state.largest[i], max_over_tokens(fmaxf(s[i], s[i + 2])));
         correction[i] = exp2f(state.largest[i] - largest);
-        p[i] = exp2f(s[i] - largest);
-        p[i + 2] = exp2f(s[i + 2] - largest);
-        state.sum[i] = state.sum[i] * correction[i] + (p[i] + p[i + 2]);
+        w[i] = exp2f(s[i] - largest);
+        w[i + 2] = exp2f(s[i + 2] - largest);
+        state.sum[i] = state.sum[i] * correction[i] + (w[i] + w[i + 2]);
         state.largest[i] = largest;
     }
-    const unsigned b0 = transpose_8x8(pack_act(p[0], p[1]));
-    const unsigned b1 = transpose_8x8(pack_act(p[2], p[3]));
+    p[0] = transpose_8x8(pack_act(w[0], w[1]));
+    p[1] = transpose_8x8(pack_act(w[2], w[3]));
 #pragma unroll
-    for (int quarter = 0; quarter < QUARTERS; ++quarter) {
-        wait_copy_groups<QUARTERS - 1>();
-        uint4 rows[PIECES];  // tokens 2t, 2t+1, 2t+8, 2t+9
+    for (int j = 0; j < QUARTERS * 4; ++j) {
 #pragma unroll
-        for (int i = 0; i < PIECES; ++i) rows[i] = ring[quarter][i][lane];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float (&o)[4] = state.o[quarter * 4 + j];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) o[i] *= correction[i % 2];
-            const unsigned r0 = (&rows[0].x)[j], r1 = (&rows[1].x)[j];
-            const unsigned r2 = (&rows[2].x)[j], r3 = (&rows[3].x)[j];
-            mma_bf16(o, lower_halves(r0, r1), upper_halves(r0, r1), lower_halves(r2, r3),
-                     upper_halves(r2, r3), b0, b1);
-        }
-        copy_k(ring[quarter], cache.k, ahead, quarter, lane);
+        for (int i = 0; i < 4; ++i) state.o[j][i] *= correction[i % 2];
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) attention_decode_kernel(
+// O += V^T P of a group.
+__device__ inline void add_values(WarpState& state, Slot& values, const unsigned (&p)[2],
+                                  int lane) {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int quarter = 0; quarter < QUARTERS; ++quarter) {
+        uint4 rows[4];  // tokens 2t, 2t+1, 2t+8, 2t+9
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            rows[i] = values.chunk(2 * t + i % 2 + i / 2 * 8, quarter * 8 + g);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const unsigned r0 = (&rows[0].x)[j], r1 = (&rows[1].x)[j];
+            const unsigned r2 = (&rows[2].x)[j], r3 = (&rows[3].x)[j];
+            mma_bf16(state.o[quarter * 4 + j], lower_halves(r0, r1), upper_halves(r0, r1),
+                     lower_halves(r2, r3), upper_halves(r2, r3), p[0], p[1]);
+        }
+    }
+}
+
+// Four dims of a head of a warp's part: the chunks of the heads that a phase of a store writes lie
+// in different banks.
+__device__ inline float4& part_chunk(Slot& slot, int head, int i) {
+    const int swizzle = (head >> 1 & 1) | (head >> 2 & 1) * 4;
+    return reinterpret_cast<float4*>(slot.at)[head * (D / 4) + (i ^ swizzle)];
+}
+
+// Leaves a warp's part in the slot that it has used last.
+__device__ inline void write_part(Parts& parts, const Ring& ring, const WarpState& state,
+                                  int heads, int warp, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    Slot& slot = ring.slots[ring.current];
+    if (lane == 0) parts.slot[warp] = ring.current;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int head = 2 * t + i;
+        const float sum = sum_over_tokens(state.sum[i]);
+        if (g == 0) {
+            parts.largest[warp][head] = state.largest[i];
+            parts.sum[warp][head] = sum;
+        }
+        if (head >= heads) continue;
+#pragma unroll
+        for (int j = 0; j < 2 * QUARTERS; ++j) {
+            const float (&low)[4] = state.o[2 * j], (&high)[4] = state.o[2 * j + 1];
+            part_chunk(slot, head, j / 2 * 16 + g * 2 + j % 2) =
+                make_float4(low[i], low[i + 2], high[i], high[i + 2]);
+        }
+    }
+}
+
+// Adds the parts of the first `active` warps, in order; a warp a head.
+__device__ inline void add_parts(const Parts& parts, Slot* slots, int active,
+                                 float* __restrict__ out, float* __restrict__ stats, int heads,
+                                 int warp, int lane) {
+    for (int head = warp; head < heads; head += WARPS) {
+        float largest = parts.largest[0][head], sum = 0.0f;
+        for (int w = 1; w < active; ++w) largest = fmaxf(largest, parts.largest[w][head]);
+        float total[2][4] = {};
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            if (w >= active) break;
+            const float factor = exp2f(parts.largest[w][head] - largest);
+            sum += parts.sum[w][head] * factor;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float4 part =
+                    part_chunk(slots[w * SLOTS + parts.slot[w]], head, half * WARP + lane);
+                total[half][0] += part.x * factor;
+                total[half][1] += part.y * factor;
+                total[half][2] += part.z * factor;
+                total[half][3] += part.w * factor;
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float (&x)[4] = total[half];
+            reinterpret_cast<float4*>(out + static_cast<long long>(head) * D)[half * WARP + lane] =
+                make_float4(x[0], x[1], x[2], x[3]);
+        }
+        if (lane == 0) {
+            stats[head * 2] = largest;
+            stats[head * 2 + 1] = sum;
+        }
+    }
+}
+
+// Pieces 2 * warp and 2 * warp + 1 of every lane's query.
+__device__ inline void load_query(uint4 (&to)[2], const bf16* q, const Item& item, int NQ,
+                                  int heads, int warp, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    const bf16* from =
+        q + (static_cast<long long>(item.row) * NQ + item.kv_head * heads + g) * D + t * 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        to[i] = g < heads ? *reinterpret_cast<const uint4*>(from + (2 * warp + i) * 32)
+                          : make_uint4(0, 0, 0, 0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
     const bf16* __restrict__ q, const bf16* __restrict__ k_cache, const bf16* __restrict__ v_cache,
-    const int* __restrict__ block_tables, const int* __restrict__ positions,
-    const int* __restrict__ state_slots, const int* __restrict__ work_items,
+    const int* __restrict__ block_tables, const int* __restrict__ work_items,
     const int* __restrict__ first_items, float* __restrict__ partial_out,
     float* __restrict__ partial_stats, int B, int NQ, int NKV, int block_size, int max_blocks) {
-    __shared__ Quarter rings[WARPS][QUARTERS];
+    DYNAMIC_SHARED(Slot, slots);
     __shared__ uint4 query[2 * QUARTERS][WARP];
-    __shared__ __align__(16) float merged[WARPS][HEADS][MERGE_ROW];
-    __shared__ float stats[2][WARPS][HEADS];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int heads = NQ / NKV, total = first_items[B] * NKV, step = gridDim.x;
-    const Cache cache = {k_cache, v_cache, NKV, block_size};
-    const auto work_item = [=](int index) { return index < total ? work_items[index / NKV] : -1; };
-    const auto item_of = [=](int work, int index) {
-        const int row = work / MAX_SPLITS, split = work % MAX_SPLITS, context = positions[row] + 1;
-        const int length = split_length(context);
-        const int* table = block_tables + static_cast<long long>(state_slots[row]) * max_blocks;
-        return Item{row, index % NKV, split * length, min((split + 1) * length, context), table};
-    };
-    const auto first_group = [=](const Item& item) {
-        return cache.group(item, item.begin + warp * GROUP);
-    };
-    // Pieces 2 * warp and 2 * warp + 1 of every lane's query.
-    const auto load_query = [=](const Item& item, uint4 (&to)[2]) {
-        const bf16* from =
-            q + (static_cast<long long>(item.row) * NQ + item.kv_head * heads + g) * D + t * 8;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            to[i] = g < heads ? *reinterpret_cast<const uint4*>(from + (2 * warp + i) * 32)
-                              : make_uint4(0, 0, 0, 0);
-        }
-    };
+    __shared__ Parts parts;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int heads = NQ / NKV, step = gridDim.x;
+    const WorkList list = {reinterpret_cast<const WorkItem*>(work_items), first_items[B], NKV};
+    const PagedCache cache = {k_cache, v_cache, block_tables, NKV, block_size, max_blocks};
 
-    // Before the wait, what prepare_decode and earlier steps wrote: the work list, and all keys but
-    // those of the step.
+    // Before the wait, what prepare_decode and earlier steps wrote: the work list, and all keys and
+    // values but the newest of each row.
     int index = blockIdx.x;
-    const int work = work_item(index);
-    Item item = {};
-    Group group = {};
-    if (work >= 0) {
-        item = item_of(work, index);
-        group = first_group(item);
-    }
-    const bool newest = item.begin + warp * GROUP + group.count > positions[item.row];
-    if (!newest) copy_all_k(rings[warp], k_cache, group, lane);
+    Item item = list.at(index);
+    Loader loader(cache, list, index, step);
+    Ring ring = {slots + warp * SLOTS, 0};
+    const int early = item.has_newest() ? 0 : 2;  // K and V of the first group
+    for (int i = 0; i < early; ++i) ring.refill(loader);
     wait_for_earlier_kernels();
-    if (work < 0) return;
-    if (newest) copy_all_k(rings[warp], k_cache, group, lane);
-    int next_work = work_item(index + step);
+    if (!item.exists()) return;
+    for (int i = early; i < SLOTS; ++i) ring.refill(loader);
     uint4 next_query[2];
-    load_query(item, next_query);
+    load_query(next_query, q, item, NQ, heads, warp, lane);
 #pragma unroll
     for (int i = 0; i < 2; ++i) query[2 * warp + i][lane] = next_query[i];
     __syncthreads();
 
-    while (true) {
-        Item next = {};  // stays empty after the last one: none of its groups has tokens
-        const bool more = next_work >= 0;
-        if (more) {
-            next = item_of(next_work, index + step);
-            load_query(next, next_query);
-            next_work = work_item(index + 2 * step);
-        }
+    while (item.exists()) {
+        const Item next = list.at(index + step);
+        if (next.exists()) load_query(next_query, q, next, NQ, heads, warp, lane);
         WarpState state = {};
         state.largest[0] = state.largest[1] = -INF;
-        int token = item.begin + warp * GROUP;
-        if (token >= item.end) {
-            group = first_group(next);
-            copy_all_k(rings[warp], k_cache, group, lane);
+        const int first = item.begin + warp * GROUP;
+        for (int token = first; token < item.end; token += STRIDE) {
+            if (token > first) ring.refill(loader);
+            float s[4] = {};
+            unsigned p[2];
+            scores(s, ring.wait(), query, lane);
+            ring.refill(loader);
+            weights(p, s, state, item.end - token, lane);
+            add_values(state, ring.wait(), p, lane);
         }
-        for (; token < item.end; token += WARPS * GROUP) {
-            Group ahead = cache.group(item, token + WARPS * GROUP);
-            if (ahead.count <= 0) ahead = first_group(next);
-            attend_group(state, rings[warp], query, cache, group, ahead, lane);
-            group = ahead;
-        }
-
-        // The warps' parts, brought to one maximum and added in the order of the warps.
-#pragma unroll
-        for (int i = 0; i < 2; ++i) state.sum[i] = sum_over_tokens(state.sum[i]);
-        if (g == 0) {
-            stats[0][warp][2 * t] = state.largest[0];
-            stats[0][warp][2 * t + 1] = state.largest[1];
+        if (first < item.end) {
+            __syncwarp();
+            write_part(parts, ring, state, heads, warp, lane);
         }
         __syncthreads();
-        float factor[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int head = 2 * t + i;
-            float largest = stats[0][0][head];
-#pragma unroll
-            for (int w = 1; w < WARPS; ++w) largest = fmaxf(largest, stats[0][w][head]);
-            factor[i] = exp2f(state.largest[i] - largest);
-            if (g == 0) stats[1][warp][head] = state.sum[i] * factor[i];
-            query[2 * warp + i][lane] = next_query[i];
-        }
-        const long long out_head =
-            static_cast<long long>(index / NKV) * NQ + item.kv_head * heads;
-#pragma unroll
-        for (int quarter = 0; quarter < QUARTERS; ++quarter) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                if (2 * t + i < heads) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const float (&o)[4] = state.o[quarter * 4 + j];
-                        *reinterpret_cast<float2*>(&merged[warp][2 * t + i][g * 8 + j * 2]) =
-                            make_float2(o[i] * factor[i], o[i + 2] * factor[i]);
-                    }
-                }
-            }
-            __syncthreads();
-            for (int i = threadIdx.x; i < heads * QUARTER_DIMS; i += WARPS * WARP) {
-                const int head = i / QUARTER_DIMS, dim = i % QUARTER_DIMS;
-                float sum = merged[0][head][dim];
-#pragma unroll
-                for (int w = 1; w < WARPS; ++w) sum += merged[w][head][dim];
-                partial_out[(out_head + head) * D + quarter * QUARTER_DIMS + dim] = sum;
-            }
-            if (quarter == 0 && static_cast<int>(threadIdx.x) < heads) {
-                float largest = stats[0][0][threadIdx.x], sum = stats[1][0][threadIdx.x];
-#pragma unroll
-                for (int w = 1; w < WARPS; ++w) {
-                    largest = fmaxf(largest, stats[0][w][threadIdx.x]);
-                    sum += stats[1][w][threadIdx.x];
-                }
-                partial_stats[(out_head + threadIdx.x) * 2] = largest;
-                partial_stats[(out_head + threadIdx.x) * 2 + 1] = sum;
-            }
-            __syncthreads();
-        }
-        if (!more) break;
+        for (int i = 0; i < 2; ++i) query[2 * warp + i][lane] = next_query[i];
+        const long long head = static_cast<long long>(index / NKV) * NQ + item.kv_head * heads;
+        add_parts(parts, slots, min((item.end - item.begin + GROUP - 1) / GROUP, WARPS),
+                  partial_out + head * D, partial_stats + head * 2, heads, warp, lane);
+        __syncthreads();
+        if (first < item.end) ring.refill(loader);
         item = next;
         index += step;
     }
 }
+DYNAMIC_SHARED_BYTES(attention_decode, 65536, 98304);

@@ -14,14 +14,14 @@ Array = Any
 HEAD_DIM = 256
 ROTARY_DIM = 64
 MAX_SPLITS = 64
-"""Splits of a row's context (cuda/include/decode_splits.cuh)."""
+"""Splits of a row's context (cuda/include/decode_work.cuh)."""
 MAX_DECODE_ROWS = 1023
 """Rows that prepare_decode, one block, can take."""
 
 _HEADS = 4  # a block of qk_norm_rope_write
 _WARP = 32
 _COMBINE_THREADS = HEAD_DIM // 4
-_BLOCKS_PER_MULTIPROCESSOR = 3  # attention_decode
+_BLOCKS_PER_MULTIPROCESSOR = 2  # attention_decode
 
 
 class DecodeWork:
@@ -31,7 +31,7 @@ class DecodeWork:
     def __init__(self, empty: Any, max_rows: int, num_query_heads: int) -> None:
         assert max_rows <= MAX_DECODE_ROWS, max_rows
         items = max_rows * MAX_SPLITS
-        self.items = empty((items,), "int32")
+        self.items = empty((items, 4), "int32")
         self.first_items = empty((max_rows + 1,), "int32")
         self.partial_out = empty((items, num_query_heads, HEAD_DIM), "float32")
         self.partial_stats = empty((items, num_query_heads, 2), "float32")
@@ -125,8 +125,6 @@ def attention_decode(
         k_cache,
         v_cache,
         block_tables,
-        batch.positions,
-        batch.state_slots,
         work.items,
         work.first_items,
         work.partial_out,
