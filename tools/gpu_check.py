@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def make_importable() -> None:
-    """Where the package is not installed, links the checkout's folders under its name."""
+    """Where the package is not installed, links the checkout's folders under its name, with the
+    metadata that the server reads its version from."""
     try:
         import deltaserve.engine  # noqa: F401
     except ImportError:
@@ -35,6 +37,10 @@ def make_importable() -> None:
         folder.mkdir()
         for name in ("engine", "server"):
             (folder / name).symlink_to(ROOT / name)
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        metadata = folder.parent / f"deltaserve-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: deltaserve\nVersion: {version}\n")
         sys.path.insert(0, str(folder.parent))
 
 

@@ -62,6 +62,11 @@ PARTS = (
     _tool("prefix_bits", 45, "bench_prefix_cache --size 4B --only bits"),
     _tool("memcheck", 120, f"{_SANITIZED} gemm_decode", "memcheck"),
     _tool("racecheck", 180, f"{_SANITIZED} gemm_decode", "racecheck"),
+    _tool("serving_table", 360, "serving_suite --only table"),
+    _tool("serving_equal", 120, "serving_suite --only equal"),
+    _tool("serving_loads", 120, "serving_suite --only loads"),
+    _tool("serving_sizes", 90, "serving_suite --only sizes"),
+    _tool("serving_soak", 330, "serving_suite --only soak"),
     _tool("bench_ops_4B", 90, "bench_ops --models 4B"),
     _tool("bench_ops_9B_27B", 180, "bench_ops --models 9B 27B"),
 )
