@@ -2,7 +2,8 @@
 // logit_adjustments.py, followed to the bit but for expf.
 //
 // sample_segments_kernel, grid (SEGMENTS, B): the largest key of each group of ids of each row,
-// NOT_FINITE, or 0 where no id may be sampled; of rows with adjustments those of raw logits too.
+// NOT_FINITE, or 0 where no id may be sampled; of rows with adjustments and log-probabilities those
+// of raw logits too.
 // sample_masses_kernel, grid (SEGMENTS, min(B, 32)): what needs the row's largest logit first. Each
 // segment's sum of masses, or for top-p alone the row's histogram of masses, and for
 // log-probabilities the sums of the raw logits' masses. Blocks leave at once where no row asks.
@@ -30,8 +31,9 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
     const float* __restrict__ repetition, const u32* output_counts,
     const u32* __restrict__ prompt_ids, const u32* __restrict__ allowed_ids,
     const int* __restrict__ listed_ids, const float* __restrict__ listed_biases,
-    const int* __restrict__ num_listed, int max_listed, u64* __restrict__ group_keys,
-    u64* __restrict__ raw_keys, u64* __restrict__ histograms, int vocab, int limit) {
+    const int* __restrict__ num_listed, int max_listed, const int* __restrict__ num_logprobs,
+    u64* __restrict__ group_keys, u64* __restrict__ raw_keys, u64* __restrict__ histograms,
+    int vocab, int limit) {
     wait_for_earlier_kernels();
     __shared__ u32 listed_bits[LISTED_BITS / 32];
     const int b = blockIdx.y;
@@ -61,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
                                          num_listed, max_listed, masks};
         const Adjustments adjust = adjustments_of(arrays, own_features, state_slots[b], mask_row,
                                                   vocab, listed_bits);
+        const bool logprobs = num_logprobs[state_slots[b]] >= 0;
         u64 raw_best = 0;
         visit_group<1>(group, limit, [&](int id, int count) {
             float x[EACH];
@@ -70,12 +73,16 @@ extern "C" __global__ void __launch_bounds__(256) sample_segments_kernel(
                 const u64 allowed_key = changed == -INF ? 0 : id_key(changed, id + i);
                 const u64 key = isfinite(x[i]) ? allowed_key : NOT_FINITE;
                 best = key > best ? key : best;
-                const u64 raw_key = id_key(x[i], id + i);
-                raw_best = raw_key > raw_best ? raw_key : raw_best;
+                if (logprobs) {
+                    const u64 raw_key = id_key(x[i], id + i);
+                    raw_best = raw_key > raw_best ? raw_key : raw_best;
+                }
             }
         });
-        raw_best = warp_largest(raw_best);
-        if (threadIdx.x % WARP == 0) raw_keys[b * GROUPS + group] = raw_best;
+        if (logprobs) {
+            raw_best = warp_largest(raw_best);
+            if (threadIdx.x % WARP == 0) raw_keys[b * GROUPS + group] = raw_best;
+        }
     }
     best = warp_largest(best);
     if (threadIdx.x % WARP == 0) group_keys[b * GROUPS + group] = best;

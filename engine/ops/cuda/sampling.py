@@ -59,6 +59,7 @@ def sample(
         batch.rows,
         batch.state_slots,
         *adjustments,
+        params.num_logprobs,
         work.group_keys,
         work.raw_keys,
         work.histograms,
