@@ -163,8 +163,8 @@ def _cuda_backend(config: EngineConfig, model_config: ModelConfig) -> Backend:
     kernels = KernelLibrary()
 
     def shape(max_rows: int, max_tokens: int) -> OpsShape:
-        heads = model_config.num_key_heads, model_config.num_value_heads
-        return OpsShape(model_config.num_query_heads, *heads, max_rows, max_tokens)
+        heads = model_config.num_query_heads, model_config.num_value_heads
+        return OpsShape(*heads, max_rows, max_tokens)
 
     def workspace(max_rows: int, max_tokens: int) -> int:
         return workspace_bytes(shape(max_rows, max_tokens))

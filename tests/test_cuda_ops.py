@@ -36,7 +36,7 @@ def kernels() -> CpuKernels:
 
 @pytest.fixture
 def ops(kernels: CpuKernels) -> CudaOps:
-    shape = OpsShape(12, 2, 6, max_decode_rows=8, max_prefill_tokens=64)
+    shape = OpsShape(12, 6, max_decode_rows=8, max_prefill_tokens=64)
     return CudaOps(kernels, shape, np.empty)
 
 

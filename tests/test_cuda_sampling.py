@@ -20,7 +20,7 @@ REFERENCE = NumpyOps()
 
 @pytest.fixture(scope="module")
 def ops() -> CudaOps:
-    shape = OpsShape(4, 2, 2, max_decode_rows=32, max_prefill_tokens=64)
+    shape = OpsShape(4, 2, max_decode_rows=32, max_prefill_tokens=64)
     return CudaOps(CpuKernels(), shape, np.empty)
 
 
@@ -119,7 +119,7 @@ def test_a_nucleus_ends_in_a_digit_that_many_ids_share(ops: CudaOps) -> None:
 
 
 def test_the_sums_of_masses_are_the_same_by_segment_and_by_digit() -> None:
-    shape = OpsShape(4, 2, 2, max_decode_rows=8, max_prefill_tokens=64)
+    shape = OpsShape(4, 2, max_decode_rows=8, max_prefill_tokens=64)
     ops = CudaOps(CpuKernels(), shape, np.empty)
     logits, batch = plain_batch(np.random.default_rng(8), 3, 5003)
     logits *= np.array([1, 5, 0], np.float32)[:, None]

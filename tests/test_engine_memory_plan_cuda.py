@@ -21,7 +21,7 @@ FOUR_B = ModelConfig.from_hf(hf_text_config("4B"))
 
 
 def workspace(rows: int, tokens: int) -> int:
-    return workspace_bytes(OpsShape(16, 16, 32, rows, tokens))
+    return workspace_bytes(OpsShape(16, 32, rows, tokens))
 
 
 def plan_cuda(config: EngineConfig, free: int) -> MemoryPlan:

@@ -35,7 +35,7 @@ def ops(kernels: Any) -> Any:
 
     from deltaserve.engine.ops.cuda.ops import CudaOps, OpsShape
 
-    return CudaOps(kernels, OpsShape(24, 16, 48, 64, 1024), cupy.empty)
+    return CudaOps(kernels, OpsShape(24, 48, 64, 1024), cupy.empty)
 
 
 @pytest.mark.parametrize("name", CHECKS)

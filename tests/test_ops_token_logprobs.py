@@ -84,7 +84,7 @@ def test_the_kernel_repeats_the_reference(vocab: int, limit: int, num_top: int) 
 
     from .cuda_on_cpu import CpuKernels
 
-    ops = CudaOps(CpuKernels(), OpsShape(12, 2, 6, 8, 64), np.empty)
+    ops = CudaOps(CpuKernels(), OpsShape(12, 6, 8, 64), np.empty)
     rows = 4
     logits = make_logits(rows, vocab, limit)
     logits[1, : limit : max(1, limit // 5)] += 50  # large ones next to each other in one group

@@ -176,13 +176,8 @@ def main() -> int:
     entries = manifest["archs"][arch]["kernels"]
     for model in options.models:
         c = ModelConfig.from_hf(hf_text_config(model))
-        shape = OpsShape(
-            c.num_query_heads,
-            c.num_key_heads,
-            c.num_value_heads,
-            max(options.batch, default=1),
-            max(options.tokens, default=1),
-        )
+        most = max(options.batch, default=1), max(options.tokens, default=1)
+        shape = OpsShape(c.num_query_heads, c.num_value_heads, *most)
         bench = Bench(CudaOps(kernels, shape, cupy.empty), Arrays(cupy, 1), c)
         for case in cases(bench, options):
             if options.only and not any(word in case.op for word in options.only):

@@ -131,7 +131,7 @@ def main() -> int:
     arch = gpu_arch()
     build_if_missing(arch)
     kernels = KernelLibrary()
-    shape = OpsShape(24, 16, 48, max_decode_rows=256, max_prefill_tokens=8192)
+    shape = OpsShape(24, 48, max_decode_rows=256, max_prefill_tokens=8192)
     ops, gemm = CudaOps(kernels, shape, cupy.empty), Gemm(kernels)
     print(f"{arch}, {len(kernels.names())} kernels, seed {seed}", flush=True)
 

@@ -28,7 +28,6 @@ class OpsShape:
     """What the ops' own buffers are sized by: model dimensions and the most rows of a step."""
 
     num_query_heads: int
-    num_key_heads: int
     num_value_heads: int
     max_decode_rows: int
     max_prefill_tokens: int
