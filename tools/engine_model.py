@@ -5,8 +5,10 @@ Backends are made by `cpu_parts` and `cuda_parts`; the rest does not know which 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +56,7 @@ def cuda_parts(config: ModelConfig, max_rows: int, max_tokens: int) -> Parts:
 
     check_shapes(config, BLOCK_SIZE, max_rows)
     device = CudaDevice()
-    heads = config.num_query_heads, config.num_key_heads, config.num_value_heads
+    heads = config.num_query_heads, config.num_value_heads
     shape = OpsShape(*heads, max_rows, max_tokens)
     ops = CudaOps(KernelLibrary(), shape, device.empty)
     return Parts(device, ops, "bfloat16", max_rows, max_tokens)
@@ -98,13 +100,21 @@ class EngineModel:
 
     def decode(self, rows: SequenceOf[tuple[int, int, int]]) -> Array:
         """One step over rows (slot, id, position); fp32 logits [len(rows), vocab]."""
+        launch, logits = self.decode_step(rows)
+        launch()
+        return logits
+
+    def decode_step(
+        self, rows: SequenceOf[tuple[int, int, int]]
+    ) -> tuple[Callable[[], None], Array]:
+        """(launch, logits) of such a step; `launch` uploads and allocates nothing."""
         decodes = tuple(
             ScheduledDecode(self._sequence(slot, ()), slot, position, token, True)
             for slot, token, position in rows
         )
         logits = self._device.empty((len(rows), self.config.vocab_size), "float32")
-        self._model.decode(build_decode_batch(decodes, self._device.upload), logits)
-        return logits
+        batch = build_decode_batch(decodes, self._device.upload)
+        return partial(self._model.decode, batch, logits), logits
 
     def _sequence(self, slot: int, ids: SequenceOf[int]) -> Sequence:
         table = self._tables[slot].tolist()

@@ -1,172 +1,87 @@
-"""Measures every compiled GEMM tile at the shapes of Qwen3.5 and writes the best ones to
+"""Measures compiled GEMM tiles at the shapes of Qwen3.5 and writes the better ones to
 triton_aot/tiles/<table>.json.
 
     python triton_aot/build.py --arch sm_90 --candidates
-    python -m tools.tune_gemm [--models 4B 9B ...] [--out FILE]
+    python -m tools.tune_gemm [--models 4B 9B ...] [--rows 32 64 128 256] [--seconds 120]
+                              [--segments] [--out FILE]
 
-For each shape and bucket of M the fastest tile at the bucket's upper end, in a CUDA graph over
-rotated weights. The number of K segments is measured first, at M = 8 and 64 together, with the
-ordered sum that follows (add_rms_norm_partials); it is then fixed for all M. Run on an idle card.
+For each model, and for the buckets of M that end at --rows:
+
+1. every compiled tile that can serve a shape, alone; the fastest few go on if the bits of what they
+   write are those of the table's tile
+2. up to 256 rows: role by role in the chain of a decode step's GEMMs and norms
+3. of what is faster there, what also is in the engine's whole decode step: the old table, the new
+   one and each role as it was
+
+A tile gives way only to one that is faster by a margin in two turns beside it. Beyond 256 rows,
+which only prompts have, both turns are alone. What the time does not suffice for stays as it was.
+--segments first measures into how many segments `out` and `down` are cut, at 8 and 64 rows with the
+sum that follows; another number changes the bits of every result.
+Run it on an idle card.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tools.gpu_check import ROOT, make_importable
-from tools.gpu_timing import copies_for, graph_microseconds
-from tools.model_shapes import SIZES, hf_text_config
+from tools.model_shapes import SIZES
 
-LARGE_M = 8192  # stands for the last bucket
-DECODE_M = 256
-SEGMENT_STEP = 128
-MAX_SEGMENTS = 4
-CUDA_TILE = "decode_8"
-SETTLE = 20e3
-EPS = 1e-6
+LAST_M = 8192
+"""Stands for the last bucket."""
+TILES = ROOT / "triton_aot/tiles"
 
 
-def shapes_of(model: str) -> list[tuple[str, int, int]]:
-    """(form, N, K); "partials" is both the decode form and, as bf16, the prompt's."""
-    from deltaserve.engine.config import ModelConfig
-
-    c = ModelConfig.from_hf(hf_text_config(model))
-    h, f, query_size = c.hidden_size, c.intermediate_size, c.num_query_heads * c.head_dim
-    narrow = [(h, c.value_size), (h, query_size), (h, f)]
-    shapes = [("bf16", c.linear_in_size, h), ("bf16", c.attention_in_size, h)]
-    shapes += [("silu_mul", f, h), ("fp32", c.vocab_size, h)]
-    shapes += [("partials", n, k) for n, k in narrow] + [("bf16", n, k) for n, k in narrow]
-    return list(dict.fromkeys(shapes))
-
-
-class Tuner:
-    """Times tiles; every figure it makes is kept in `measured`."""
-
-    def __init__(self, cupy: Any, kernels: Any, arrays: Any) -> None:
-        from deltaserve.engine.ops.cuda.gemm import Gemm
-
-        self._cupy, self._kernels, self._arrays = cupy, kernels, arrays
-        self._gemm = Gemm(kernels)
-        self._weights: dict[tuple[int, int], list[Any]] = {}
-        self._settle = 0.0
-        self.measured: list[dict[str, Any]] = []
-
-    def tiles(self, form: str) -> list[str]:
-        prefix = f"gemm.{form}."
-        triton = [n.removeprefix(prefix) for n in self._kernels.names() if n.startswith(prefix)]
-        return [CUDA_TILE, *triton]
-
-    def rotated(self, rows: int, k: int) -> list[Any]:
-        """Weights [rows, k], more of them than the cache holds; those of one shape at a time."""
-        if (rows, k) not in self._weights:
-            self._weights.clear()
-            count = copies_for(2 * rows * k)
-            self._weights[rows, k] = [
-                self._arrays.filled(rows, k, scale=k**-0.5) for _ in range(count)
-            ]
-            self._settle = SETTLE
-        return self._weights[rows, k]
-
-    def time(self, form: str, name: str, m: int, n: int, k: int, segments: int = 1) -> float:
-        """Microseconds, with the ordered sum where there are segments; inf where it cannot run."""
-        from deltaserve.engine.ops.cuda.gemm import named_tile
-
-        tile = named_tile(form, name)
-        segment = -(-k // segments // SEGMENT_STEP) * SEGMENT_STEP
-        if k % tile.block_k or segment % tile.block_k:
-            return float("inf")
-        if tile.rows > max(2 * m, 16) or tile.rows < min(m, 128) // 2:
-            return float("inf")  # mostly padding, or weights read again and again
-        a, gemm = self._arrays, self._gemm
-        weights = self.rotated(2 * n if form == "silu_mul" else n, k)
-        x = a.filled(m, k)
-        out = self._cupy.empty((segments, m, n), "float32" if form == "fp32" else x.dtype)
-        launches: list[Callable[[], None]] = [
-            functools.partial(gemm.launch_tile, tile, x, w, out, n, segment, segments)
-            for w in weights
-        ]
-        launches *= max(1, 8 // len(weights))
-        us = graph_microseconds(self._cupy, launches, 1000.0, self._settle)
-        self._settle = 0.0
-        self.measured.append(
-            {"form": form, "tile": name, "M": m, "N": n, "K": k, "segments": segments, "us": us}
-        )
-        return us
-
-    def reduce_time(self, m: int, n: int, segments: int) -> float:
-        """Microseconds of the residual addition and norm that sum the segments."""
-        from deltaserve.engine.ops.cuda import norm
-
-        a = self._arrays
-        arrays = (a.fp32(segments, m, n), a.act(m, n), a.act(n), EPS, a.act(m, n))
-        launch = functools.partial(norm.add_rms_norm_partials, self._kernels, *arrays)
-        return graph_microseconds(self._cupy, [launch] * 32, 1000.0)
-
-    def best_row(self, form: str, n: int, k: int, buckets: list[int], segments: int) -> list[str]:
-        """The fastest tile for each bucket of M and for larger M."""
-        row: list[str] = []
-        for m in [*buckets, LARGE_M]:
-            if m > DECODE_M and form == "fp32":
-                row.append(row[-1])
-                continue
-            times = {name: self.time(form, name, m, n, k, segments) for name in self.tiles(form)}
-            row.append(min(times, key=lambda name: times[name]))
-            print(f"{form} {n}x{k} M={m}: {times[row[-1]]:.2f} us {row[-1]}", flush=True)
-        return row
-
-    def best_segments(self, n: int, k: int) -> int:
-        totals = {}
-        for segments in range(1, MAX_SEGMENTS + 1):
-            total = 0.0
-            for m in (8, 64):
-                gemm = min(self.time("fp32", t, m, n, k, segments) for t in self.tiles("fp32"))
-                total += gemm + self.reduce_time(m, n, segments)
-            totals[segments] = total
-        print(f"segments {n}x{k}: {totals}", flush=True)
-        return min(totals, key=lambda segments: totals[segments])
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Rows of shapes of which a tile is another, or that are new."""
+    shapes = {key: row for key, row in new["shapes"].items() if row != old["shapes"].get(key)}
+    return [f"{key}: {' '.join(row)}" for key, row in shapes.items()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=["4B"], choices=SIZES)
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--rows", nargs="*", type=int, default=[32, 64, 128, 256])
+    parser.add_argument("--seconds", type=float, default=120.0, help="for each model")
+    parser.add_argument("--segments", action="store_true")
+    parser.add_argument("--out", type=Path, default=None, help="a file or a folder")
     options = parser.parse_args()
     make_importable()
     import cupy
 
     from deltaserve.engine.ops.cuda.loader import KernelLibrary
-    from tools.gpu_arrays import Arrays
-
-    sys.path.insert(0, str(ROOT / "triton_aot"))
-    tables = importlib.import_module("gemm_tiles").TABLES
+    from tools.gemm_timings import WithTable
+    from tools.gemm_tuning import Tuning
 
     kernels = KernelLibrary()
-    table = json.loads(json.dumps(kernels.gemm_tiles))
-    tuner = Tuner(cupy, kernels, Arrays(cupy, 1))
-    shapes = dict.fromkeys(shape for model in options.models for shape in shapes_of(model))
-    for form, n, k in shapes:
-        segments, stored = 1, form
-        if form == "partials":
-            stored = "fp32"
-            segments = table["segments"]["shapes"][f"{n}x{k}"] = tuner.best_segments(n, k)
-        row = tuner.best_row(stored, n, k, table["buckets"], segments)
-        table["shapes"][f"{stored}:{n}x{k}"] = row
-    out = options.out or Path(os.environ.get("OUT", ROOT / "triton_aot/tiles"))
+    old: dict[str, Any] = kernels.gemm_tiles
+    ends = [*old["buckets"], LAST_M]
+    if not set(options.rows) <= set(ends):
+        parser.error(f"--rows are ends of buckets: {' '.join(map(str, ends))}")
+    sys.path.insert(0, str(ROOT / "triton_aot"))
+    name = importlib.import_module("gemm_tiles").TABLES[kernels.arch]
+    out = options.out or Path(os.environ.get("OUT", TILES))
     if out.is_dir():
-        out = out / f"{tables[kernels.arch]}.json"
-    out.write_text(json.dumps(table, indent=2) + "\n")
-    measured = out.with_name(out.stem + "_measured.json")
-    if out.parent != ROOT / "triton_aot/tiles":
-        measured.write_text(json.dumps(tuner.measured))
-    print(f"wrote {out}")
+        out = out / f"{name}.json"
+    table = old
+    measured: list[dict[str, Any]] = []
+    for model in options.models:
+        tuning = Tuning(cupy, WithTable(kernels, table), model, options.seconds)
+        if options.segments:
+            tuning.segments()
+        tuning.run(sorted(set(options.rows)))
+        table, measured = tuning.table, measured + tuning.measured
+        out.write_text(json.dumps(table, indent=2) + "\n")
+        if out.parent != TILES:
+            figures = out.with_name(f"{out.stem}_measured.json")
+            figures.write_text(json.dumps(measured) + "\n")
+    print("\n".join([*changes(old, table), f"wrote {out}"]))
     return 0
 
 
