@@ -107,7 +107,6 @@ class Tuning:
             if m <= DECODE_M:
                 offered[m][role.name] = equal
                 continue
-
             tried = {tile: {role.name: tile} for tile in (now, *equal)}
             best = winner(self._by_itself(lone, role, m), tried, now, ALONE_MARGIN)
             self.table = with_choice(self.table, [role], m, {role.name: best})

@@ -73,14 +73,16 @@ def main() -> int:
     measured: list[dict[str, Any]] = []
     for model in options.models:
         tuning = Tuning(cupy, WithTable(kernels, table), model, options.seconds)
-        if options.segments:
-            tuning.segments()
-        tuning.run(sorted(set(options.rows)))
-        table, measured = tuning.table, measured + tuning.measured
-        out.write_text(json.dumps(table, indent=2) + "\n")
-        if out.parent != TILES:
-            figures = out.with_name(f"{out.stem}_measured.json")
-            figures.write_text(json.dumps(measured) + "\n")
+        try:
+            if options.segments:
+                tuning.segments()
+            tuning.run(sorted(set(options.rows)))
+        finally:  # what ends a run takes nothing back of what it has found
+            table, measured = tuning.table, measured + tuning.measured
+            out.write_text(json.dumps(table, indent=2) + "\n")
+            if out.parent != TILES:
+                figures = out.with_name(f"{out.stem}_measured.json")
+                figures.write_text(json.dumps(measured) + "\n")
     print("\n".join([*changes(old, table), f"wrote {out}"]))
     return 0
 
