@@ -14,7 +14,7 @@ Array = Any
 HEAD = 128  # K = V
 _CHANNELS = 8  # a thread of the convolution
 _CONV_THREADS = 128
-_CONV_TOKENS = 16
+_CONV_TOKENS, _FEW_CONV_TOKENS = 16, 8  # a block; fewer where the card has blocks to spare
 
 
 class PrefillWorkspace:
@@ -43,10 +43,12 @@ def causal_conv1d(
     tokens, channels = out.shape
     assert channels % _CHANNELS == 0 and qkvzba.shape[1] % _CHANNELS == 0
     columns = -(-channels // _CHANNELS // _CONV_THREADS)
+    many = columns * tokens >= 2 * kernels.num_multiprocessors * _CONV_TOKENS
+    rows = _CONV_TOKENS if many else _FEW_CONV_TOKENS
     sequences = (batch.cu_seqlens, batch.start_positions)
     kernels.launch(
         "causal_conv1d",
-        (columns, -(-tokens // _CONV_TOKENS), 1),
+        (columns, -(-tokens // rows), 1),
         _CONV_THREADS,
         qkvzba,
         weight,
@@ -58,6 +60,7 @@ def causal_conv1d(
         batch.num_seqs,
         channels,
         qkvzba.shape[1],
+        rows,
     )
     kernels.launch(
         "conv_state_update",
