@@ -237,6 +237,39 @@ def test_delta_net_decode(ops: CudaOps, rng: np.random.Generator, rep: int) -> N
     assert np.isnan(f32(out[5])).all()
 
 
+def test_delta_net_decode_rows_alone_have_the_bits_they_have_among_others(
+    ops: CudaOps, rng: np.random.Generator
+) -> None:
+    """Alone a row is its block's only one; among others a block goes on to the next ones, of which
+    some are padding and one starts from zeros."""
+    heads, slots = 2, [4, -1, 0, 2, 1, -1, 3]
+    channels = 3 * heads * HEAD
+    positions = [7, 0, 0, 66, 3, 0, 1]
+    rows = len(slots)
+    qkvzba = act(rng, rows, channels + heads * (HEAD + 2))
+    weights = (
+        act(rng, channels, 4),
+        *rng.standard_normal((2, heads), dtype=np.float32),
+        rng.standard_normal(HEAD, dtype=np.float32),
+        EPS,
+    )
+    conv_state = act(rng, 5, 4, channels)
+    state = rng.standard_normal((5, heads, HEAD, HEAD), dtype=np.float32)
+
+    def run(picked: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        batch = decode_batch([positions[i] for i in picked], [slots[i] for i in picked])
+        after, out = state.copy(), poisoned(len(picked), heads * HEAD)
+        ops.delta_net_decode(qkvzba[picked], *weights, batch, conv_state.copy(), after, out)
+        return f32(out), after
+
+    out, after = run(list(range(rows)))
+    for row, slot in enumerate(slots):
+        if slot >= 0:
+            alone, alone_after = run([row])
+            np.testing.assert_array_equal(out[row], alone[0])
+            np.testing.assert_array_equal(after[slot], alone_after[slot])
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.float32, np.uint64])
 def test_scatter(ops: CudaOps, dtype: Any) -> None:
     out = np.zeros((3, 50), dtype)
