@@ -48,9 +48,10 @@ class Problem:
         return out, state
 
     def run(
-        self, batch: PrefillBatch, rows: slice, state: np.ndarray
+        self, batch: PrefillBatch, rows: slice, state: np.ndarray, columns: int = SLICE
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(out, state) of the four kernels; the given state stays as it is."""
+        """(out, state) of the four kernels; the given state stays as it is. `columns` of the values
+        in a program of the last one."""
         qkv, qkvzba = torch.from_numpy(self.qkv[rows]), torch.from_numpy(self.qkvzba[rows])
         tokens, heads = len(qkv), self.value_heads
         result = torch.from_numpy(state.copy())
@@ -59,9 +60,9 @@ class Problem:
             return torch.full(shape, float("nan"))
 
         out = poisoned(tokens, heads * V)
-        w, u = poisoned(tokens, heads, K), poisoned(tokens, heads, V)
-        p, a = poisoned(tokens, heads, CHUNK), poisoned(tokens, heads, CHUNK)
-        g, beta, q_scale, k_scale = (poisoned(tokens, heads) for _ in range(4))
+        w, u = poisoned(heads, tokens, K), poisoned(heads, tokens, V)
+        p, a = poisoned(heads, tokens, CHUNK), poisoned(heads, tokens, CHUNK)
+        g, beta, q_scale, w_scale, carried = (poisoned(heads, tokens) for _ in range(5))
         cu_seqlens, starts = map(torch.from_numpy, (batch.cu_seqlens, batch.start_positions))
         slots = (batch.state_slots, batch.initial_slots)
         snapshots = (batch.snapshot_starts, batch.snapshot_positions, batch.snapshot_slots)
@@ -79,51 +80,54 @@ class Problem:
             g,
             beta,
             q_scale,
-            k_scale,
+            w_scale,
+            carried,
             num_seqs,
+            tokens,
             self.key_heads,
             heads,
             qkv.shape[1],
             qkvzba.shape[1],
             K=K,
         )
-        delta_rule.delta_rule_solve_kernel[(chunks, heads)](a, cu_seqlens, starts, num_seqs, heads)
+        delta_rule.delta_rule_solve_kernel[(chunks, heads)](a, cu_seqlens, starts, num_seqs, tokens)
         delta_rule.delta_rule_products_kernel[(chunks, heads)](
             qkv,
             a,
-            g,
             beta,
-            k_scale,
+            w_scale,
             cu_seqlens,
             starts,
             w,
             u,
             num_seqs,
+            tokens,
             self.key_heads,
             heads,
             qkv.shape[1],
             K=K,
             V=V,
         )
-        delta_rule.delta_rule_states_kernel[(V // SLICE, heads, num_seqs)](
+        delta_rule.delta_rule_states_kernel[(V // columns, heads, num_seqs)](
             qkv,
             w,
             u,
             p,
             g,
             q_scale,
-            k_scale,
+            carried,
             cu_seqlens,
             starts,
             *map(torch.from_numpy, slots + snapshots),
             result,
             out,
+            tokens,
             self.key_heads,
             heads,
             qkv.shape[1],
             K=K,
             V=V,
-            SLICE=SLICE,
+            SLICE=columns,
         )
         return out.numpy(), result.numpy()
 
@@ -176,6 +180,16 @@ def test_snapshots_and_where_the_state_comes_from() -> None:
     np.testing.assert_array_equal(after[0], final[1])
     np.testing.assert_array_equal(after[1], final[2])
     np.testing.assert_array_equal(after[3], final[3])
+
+
+def test_wide_slices_leave_the_bits_alone() -> None:
+    """Which of the two is used depends on how many sequences there are."""
+    problem = Problem(129, 2, 2, seed=9)
+    batch = prefill_batch([(0, 70), (10, 69)], [1, 0], snapshots=[[(64, 3)], []])
+    narrow, narrow_state = problem.run(batch, slice(None), problem.state, columns=32)
+    wide, wide_state = problem.run(batch, slice(None), problem.state, columns=64)
+    np.testing.assert_array_equal(wide, narrow)
+    np.testing.assert_array_equal(wide_state, narrow_state)
 
 
 def test_similar_keys_with_slow_decay_are_solved_accurately() -> None:

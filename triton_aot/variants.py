@@ -192,7 +192,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
     large = MAX_SHARED[arch] >= 200 * KIB
     sequences = {"cu_seqlens": "*i32", "start_positions": "*i32"}
     acts = dict.fromkeys(("w", "u", "p"), "*bf16")
-    fp32 = dict.fromkeys(("a", "t", "g", "beta", "q_scale", "k_scale"), "*fp32")
+    fp32 = dict.fromkeys(("a", "t", "g", "beta", "q_scale", "w_scale", "carried"), "*fp32")
     sizes = {"HK": "i32", "HV": "i32"}
 
     def arguments(names: str, direction: str) -> dict[str, str]:
@@ -209,14 +209,15 @@ def delta_rule_variants(arch: str) -> list[Variant]:
             "a_log": "*fp32",
             "dt_bias": "*fp32",
             **sequences,
-            **arguments("a p g beta q_scale k_scale", "out"),
+            **arguments("a p g beta q_scale w_scale carried", "out"),
             "NUM_SEQS": "i32",
+            "NUM_TOKENS": "i32",
             **sizes,
             "QKV_SIZE": "i32",
             "PROJECTION_SIZE": "i32",
         },
         constants={"K": 128},
-        num_warps=4,
+        num_warps=4 if large else 8,
         num_stages=1,
         aligned=frozenset({"qkv", "qkvzba", "QKV_SIZE", "PROJECTION_SIZE", "a_out", "p_out"}),
     )
@@ -224,7 +225,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         name="delta_rule_solve",
         module="delta_rule_prefill",
         function="delta_rule_solve_kernel",
-        arguments={"a_and_t": "*fp32", **sequences, "NUM_SEQS": "i32", "HV": "i32"},
+        arguments={"a_and_t": "*fp32", **sequences, "NUM_SEQS": "i32", "NUM_TOKENS": "i32"},
         constants={},
         num_warps=2,
         num_stages=1,
@@ -236,10 +237,11 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         function="delta_rule_products_kernel",
         arguments={
             "qkv": "*bf16",
-            **arguments("t g beta k_scale", "in"),
+            **arguments("t beta w_scale", "in"),
             **sequences,
             **arguments("w u", "out"),
             "NUM_SEQS": "i32",
+            "NUM_TOKENS": "i32",
             **sizes,
             "QKV_SIZE": "i32",
         },
@@ -254,7 +256,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         function="delta_rule_states_kernel",
         arguments={
             "qkv": "*bf16",
-            **arguments("w u p g q_scale k_scale", "in"),
+            **arguments("w u p g q_scale carried", "in"),
             **sequences,
             "state_slots": "*i32",
             "initial_slots": "*i32",
@@ -263,6 +265,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
             "snapshot_slots": "*i32",
             "recurrent_state": "*fp32",
             "out": "*bf16",
+            "NUM_TOKENS": "i32",
             **sizes,
             "QKV_SIZE": "i32",
         },
@@ -272,7 +275,14 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         aligned=frozenset({"qkv", "QKV_SIZE", "recurrent_state", "out"})
         | {f"{n}_in" for n in "wup"},
     )
-    return [scores, solve, products, states]
+    # with as many sequences as fill the card: fewer reads of what all slices of a head share
+    wide = replace(
+        states,
+        name="delta_rule_states_wide",
+        constants={"K": 128, "V": 128, "SLICE": 64 if large else 32},
+        num_stages=2 if large else states.num_stages,
+    )
+    return [scores, solve, products, states, wide]
 
 
 def all_variants(arch: str, candidates: bool = False) -> list[Variant]:

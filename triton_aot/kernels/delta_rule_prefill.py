@@ -14,7 +14,8 @@ the state that comes in (spec section 4.2), q and k normalised:
     delta_rule_states_kernel    chunk after chunk: V', o, S, for one slice of the value dims
 
 q and k go into every product as they are, in act; the factors that normalise them, one a row, are
-applied in fp32 beside the others: q_scale = exp(G) / (|q| sqrt(K)), k_scale = 1 / |k|.
+applied in fp32 beside the others: q_scale = exp(G) / (|q| sqrt(K)), w_scale = beta exp(G) / |k|,
+carried = exp(G_last - G) / |k|.
 
 A call may start or end within a chunk: rows that are not there have q = k = v = 0, beta = 0 and
 g = 0, with which the formulas leave S alone. The last chunk's part of a split prompt then starts
@@ -24,8 +25,8 @@ same bits.
 fp32: gates, G, D, A, T and S; T with the factors of its columns is two act parts, 16 bits. Between
 the kernels U, W, P and as operands of the tensor core S and V' are act.
 
-Workspace, all [T, ...]: W act [T, HV, K]; U act [T, HV, V]; P act [T, HV, 64]; A, then T, fp32
-[T, HV, 64]; G, beta, q_scale and k_scale fp32 [T, HV].
+Workspace, a head's rows side by side: W act [HV, T, K]; U act [HV, T, V]; P act [HV, T, 64]; A,
+then T, fp32 [HV, T, 64]; G and the factors of rows fp32 [HV, T].
 Check: tests/test_triton_delta_rule.py (interpreter), tools/gpu_check.py --only delta_rule.
 """
 
@@ -56,7 +57,7 @@ def dot_scaled(inverse, scale, x):
 
 
 @triton.jit
-def invert_diagonal_blocks(a_rows, HV, first, begin, end):
+def invert_diagonal_blocks(a_rows, first, begin, end):
     """Inverses of the four 16 x 16 diagonal blocks of I + A by forward substitution, one column a
     thread: two [32, 32] tiles, each with two of them on its diagonal and zeros elsewhere.
     `a_rows`: this head's A, of the (possibly absent) token `first`."""
@@ -66,7 +67,7 @@ def invert_diagonal_blocks(a_rows, HV, first, begin, end):
     for i in tl.static_range(SOLVE):
         t = first + block + i
         present = (t >= begin) & (t < end)
-        row = a_rows + (block + i).to(tl.int64) * (HV * CHUNK) + block
+        row = a_rows + (block + i) * CHUNK + block
         x = tl.where(column - block == i, 1.0, 0.0)
         for j in tl.static_range(i):
             x -= tl.load(row + j, mask=present, other=0.0) * rows[j]
@@ -105,8 +106,10 @@ def delta_rule_scores_kernel(
     g_out,
     beta_out,
     q_scale_out,
-    k_scale_out,
+    w_scale_out,
+    carried_out,
     NUM_SEQS,
+    NUM_TOKENS,
     HK,
     HV,
     QKV_SIZE,
@@ -144,11 +147,17 @@ def delta_rule_scores_kernel(
     g = tl.cumsum(tl.where(present, decay * softplus, 0.0), 0)
     k_scale = inverse_length(k, 1.0)
     q_scale = inverse_length(q, 1.0 / K**0.5)
-    at = t * HV + n
+    at = n * tl.cast(NUM_TOKENS, tl.int64) + t
+    exp_g = tl.exp(g)
+    last = tl.minimum(first + CHUNK, end) - 1
+    g_last = tl.sum(tl.where(first + i == last, g, 0.0), 0)
+    # rows that are not there: g = 0 may be far above g_last
+    carried = tl.exp(tl.minimum(g_last - g, 0.0)) * k_scale
     tl.store(g_out + at, g, mask=present)
     tl.store(beta_out + at, beta, mask=present)
-    tl.store(q_scale_out + at, q_scale * tl.exp(g), mask=present)
-    tl.store(k_scale_out + at, k_scale, mask=present)
+    tl.store(q_scale_out + at, q_scale * exp_g, mask=present)
+    tl.store(w_scale_out + at, beta * exp_g * k_scale, mask=present)
+    tl.store(carried_out + at, carried, mask=present)
 
     d = tl.exp(tl.where(i[:, None] >= i[None, :], g[:, None] - g[None, :], float("-inf")))
     d *= k_scale[None, :]
@@ -160,7 +169,7 @@ def delta_rule_scores_kernel(
 
 
 @triton.jit
-def delta_rule_solve_kernel(a_and_t, cu_seqlens, start_positions, NUM_SEQS, HV):
+def delta_rule_solve_kernel(a_and_t, cu_seqlens, start_positions, NUM_SEQS, NUM_TOKENS):
     """A -> T in place, T = [[T0, 0], [T10, T1]] in tiles of 32. Grid (T // 64 + 2 B, HV)."""
     b, chunk = sequence_of_tile(cu_seqlens, NUM_SEQS, tl.program_id(0), CHUNK, 2)
     n = tl.program_id(1)
@@ -173,10 +182,10 @@ def delta_rule_solve_kernel(a_and_t, cu_seqlens, start_positions, NUM_SEQS, HV):
     t = first + i
     here0 = ((t >= begin) & (t < end))[:, None]
     here1 = ((t + HALF >= begin) & (t + HALF < end))[:, None]
-    rows = a_and_t + (first.to(tl.int64) * HV + n) * CHUNK
-    tile0 = rows + i.to(tl.int64)[:, None] * (HV * CHUNK) + i[None, :]
-    tile1 = tile0 + HV * (CHUNK * HALF)
-    blocks0, blocks1 = invert_diagonal_blocks(rows, HV, first, begin, end)
+    rows = a_and_t + (n * tl.cast(NUM_TOKENS, tl.int64) + first) * CHUNK
+    tile0 = rows + i[:, None] * CHUNK + i[None, :]
+    tile1 = tile0 + CHUNK * HALF
+    blocks0, blocks1 = invert_diagonal_blocks(rows, first, begin, end)
     inverse0 = join_blocks(blocks0, tl.load(tile0, mask=here0, other=0.0))
     inverse1 = join_blocks(blocks1, tl.load(tile1 + HALF, mask=here1, other=0.0))
     a10 = tl.load(tile1, mask=here1, other=0.0)
@@ -192,14 +201,14 @@ def delta_rule_solve_kernel(a_and_t, cu_seqlens, start_positions, NUM_SEQS, HV):
 def delta_rule_products_kernel(
     qkv,
     t_in,
-    g_in,
     beta_in,
-    k_scale_in,
+    w_scale_in,
     cu_seqlens,
     start_positions,
     w_out,
     u_out,
     NUM_SEQS,
+    NUM_TOKENS,
     HK,
     HV,
     QKV_SIZE,
@@ -223,17 +232,16 @@ def delta_rule_products_kernel(
     kd = tl.arange(0, K)[None, :]
     vd = tl.arange(0, V)[None, :]
     act: tl.constexpr = u_out.dtype.element_ty
-    at = t * HV + n
+    at = n * tl.cast(NUM_TOKENS, tl.int64) + t
     inverse = tl.load(t_in + at[:, None] * CHUNK + i[None, :], mask=here, other=0.0)
     beta = tl.load(beta_in + at, mask=present, other=0.0)
-    g = tl.load(g_in + at, mask=present, other=0.0)
-    k_scale = tl.load(k_scale_in + at, mask=present, other=0.0)
+    w_scale = tl.load(w_scale_in + at, mask=present, other=0.0)
     row = qkv + (t * QKV_SIZE)[:, None]
     v = tl.load(row + 2 * HK * K + n * V + vd, mask=here, other=0.0)
     k = tl.load(row + (HK + key_head) * K + kd, mask=here, other=0.0)
     u = dot_scaled(inverse, beta, v)
     tl.store(u_out + at[:, None] * V + vd, u.to(act), mask=here)
-    w = dot_scaled(inverse, beta * tl.exp(g) * k_scale, k)
+    w = dot_scaled(inverse, w_scale, k)
     tl.store(w_out + at[:, None] * K + kd, w.to(act), mask=here)
 
 
@@ -245,7 +253,7 @@ def delta_rule_states_kernel(
     p_in,
     g_in,
     q_scale_in,
-    k_scale_in,
+    carried_in,
     cu_seqlens,
     start_positions,
     state_slots,
@@ -255,6 +263,7 @@ def delta_rule_states_kernel(
     snapshot_slots,
     recurrent_state,
     out,
+    NUM_TOKENS,
     HK,
     HV,
     QKV_SIZE,
@@ -285,34 +294,37 @@ def delta_rule_states_kernel(
     snapshot_token = NO_TOKEN
     if snapshot < last_snapshot:
         snapshot_token = begin - start + tl.load(snapshot_positions + snapshot)
-    last = tl.minimum(begin - start % CHUNK + CHUNK, end) - 1
-    g_next = tl.load(g_in + tl.maximum(last, 0).to(tl.int64) * HV + n)
+    head = n * tl.cast(NUM_TOKENS, tl.int64)
+    first = begin - start % CHUNK
+    g_next = tl.load(g_in + head + tl.maximum(tl.minimum(first + CHUNK, end) - 1, 0))
+    present = (first + i >= begin) & (first + i < end)
+    q_scale_next = tl.load(q_scale_in + head + first + i, mask=present, other=0.0)
+    carried_next = tl.load(carried_in + head + first + i, mask=present, other=0.0)
     for first in range(begin - start % CHUNK, end, CHUNK):
-        # the scalar of the next chunk a chunk ahead: the compiler prefetches tiles only
+        # the factors of the next chunk a chunk ahead: the compiler prefetches tiles only
         g_last = g_next
-        last = tl.minimum(first + 2 * CHUNK, end) - 1
-        g_next = tl.load(g_in + last.to(tl.int64) * HV + n)
+        q_scale = q_scale_next
+        carried = carried_next
+        t = first + CHUNK + i
+        g_next = tl.load(g_in + head + tl.minimum(first + 2 * CHUNK, end) - 1)
+        q_scale_next = tl.load(q_scale_in + head + t, mask=t < end, other=0.0)
+        carried_next = tl.load(carried_in + head + t, mask=t < end, other=0.0)
         t = first + i
         present = (t >= begin) & (t < end)
         here = present[:, None]
         t = t.to(tl.int64)
-        value_rows = (t * HV + n)[:, None]
+        value_rows = (head + t)[:, None]
         key_rows = qkv + (t * QKV_SIZE)[:, None] + key_head * K + kd[None, :]
         w = tl.load(w_in + value_rows * K + kd[None, :], mask=here, other=0.0)
         u = tl.load(u_in + value_rows * V + vd[None, :], mask=here, other=0.0)
         q = tl.load(key_rows, mask=here, other=0.0)
         k = tl.load(key_rows + HK * K, mask=here, other=0.0)
         p = tl.load(p_in + value_rows * CHUNK + i[None, :], mask=here, other=0.0)
-        g = tl.load(g_in + t * HV + n, mask=present, other=0.0)
-        q_scale = tl.load(q_scale_in + t * HV + n, mask=present, other=0.0)
-        k_scale = tl.load(k_scale_in + t * HV + n, mask=present, other=0.0)
         s_act = s.to(act)
         v_new = u.to(tl.float32) - tl.dot(w, s_act)
         o = tl.dot(q, s_act) * q_scale[:, None]
         o = tl.dot(p, v_new.to(act), o)
-        tl.store(out + value_rows * V + vd[None, :], o.to(act), mask=here)
-        # rows that are not there: g = 0 may be far above g_last
-        carried = tl.exp(tl.minimum(g_last - g, 0.0)) * k_scale
+        tl.store(out + ((t * HV + n) * V)[:, None] + vd[None, :], o.to(act), mask=here)
         s = tl.dot(k.T, (v_new * carried[:, None]).to(act), s * tl.exp(g_last))
         if first + CHUNK == snapshot_token:
             tl.store(state + tl.load(snapshot_slots + snapshot) * slot_size, s)

@@ -22,14 +22,14 @@ class PrefillWorkspace:
     `empty(shape, dtype)` allocates."""
 
     def __init__(self, empty: Any, act_dtype: Any, max_tokens: int, value_heads: int) -> None:
-        self.w = empty((max_tokens, value_heads, HEAD), act_dtype)
-        self.u = empty((max_tokens, value_heads, HEAD), act_dtype)
-        self.p = empty((max_tokens, value_heads, DELTA_CHUNK), act_dtype)
-        self.a = empty((max_tokens, value_heads, DELTA_CHUNK), "float32")
-        self.g = empty((max_tokens, value_heads), "float32")
-        self.beta = empty((max_tokens, value_heads), "float32")
-        self.q_scale = empty((max_tokens, value_heads), "float32")
-        self.k_scale = empty((max_tokens, value_heads), "float32")
+        rows = (value_heads, max_tokens)
+        self.w = empty((*rows, HEAD), act_dtype)
+        self.u = empty((*rows, HEAD), act_dtype)
+        self.p = empty((*rows, DELTA_CHUNK), act_dtype)
+        self.a = empty((*rows, DELTA_CHUNK), "float32")
+        self.g, self.beta, self.q_scale, self.w_scale, self.carried = (
+            empty(rows, "float32") for _ in range(5)
+        )
 
 
 def causal_conv1d(
@@ -93,7 +93,7 @@ def delta_rule_prefill(
     tokens, channels = qkv.shape
     _, value_heads, key_dim, value_dim = recurrent_state.shape
     key_heads = (channels - value_heads * value_dim) // (2 * key_dim)
-    assert key_dim == value_dim == HEAD and tokens <= len(workspace.w)
+    assert key_dim == value_dim == HEAD and tokens <= workspace.w.shape[1]
     w = workspace
     sequences = (batch.cu_seqlens, batch.start_positions)
     chunks = tokens // DELTA_CHUNK + 2 * batch.num_seqs
@@ -111,8 +111,10 @@ def delta_rule_prefill(
         w.g,
         w.beta,
         w.q_scale,
-        w.k_scale,
+        w.w_scale,
+        w.carried,
         batch.num_seqs,
+        tokens,
         key_heads,
         value_heads,
         channels,
@@ -125,7 +127,7 @@ def delta_rule_prefill(
         w.a,
         *sequences,
         batch.num_seqs,
-        value_heads,
+        tokens,
     )
     kernels.launch(
         "delta_rule_products",
@@ -133,20 +135,24 @@ def delta_rule_prefill(
         0,
         qkv,
         w.a,
-        w.g,
         w.beta,
-        w.k_scale,
+        w.w_scale,
         *sequences,
         w.w,
         w.u,
         batch.num_seqs,
+        tokens,
         key_heads,
         value_heads,
         channels,
     )
-    columns = kernels.constant("delta_rule_states", "SLICE")
+    name = "delta_rule_states"
+    columns = kernels.constant(name, "SLICE")
+    if value_dim // columns * value_heads * batch.num_seqs > kernels.num_multiprocessors:
+        name = "delta_rule_states_wide"
+        columns = kernels.constant(name, "SLICE")
     kernels.launch(
-        "delta_rule_states",
+        name,
         (value_dim // columns, value_heads, batch.num_seqs),
         0,
         qkv,
@@ -155,7 +161,7 @@ def delta_rule_prefill(
         w.p,
         w.g,
         w.q_scale,
-        w.k_scale,
+        w.carried,
         *sequences,
         batch.state_slots,
         batch.initial_slots,
@@ -164,6 +170,7 @@ def delta_rule_prefill(
         batch.snapshot_slots,
         recurrent_state,
         out,
+        tokens,
         key_heads,
         value_heads,
         channels,
