@@ -72,8 +72,10 @@ def test_prefill_in_odd_pieces(case: str, directory: Path, expected: Trace) -> N
 
 
 def test_bf16_rounding_points(case: str, tmp_path: Path) -> None:
-    """2e-2 is what two orders of summation may make of bf16 roundings; a missing rounding point
-    shows (without the one between weight and gate of the gated norm: 2.5e-2 to 8e-2)."""
+    """Halfway between what two orders of summation make of bf16 roundings, on CPUs with and without
+    bf16 instructions, and the least that a missing rounding point makes of them (the one between
+    weight and gate of the gated norm): A 2.8e-2 and 5.4e-2, B 0.6 and 2.3, C 0.8 and 2.1, D 1.0 and
+    1.6."""
     import torch
 
     from tests.hf_model import hf_trace, load
@@ -82,8 +84,9 @@ def test_bf16_rounding_points(case: str, tmp_path: Path) -> None:
     expected = hf_trace(load(tmp_path, torch.bfloat16), input_ids(case))
     config, weights = load_case(tmp_path, round_bf16=True)
     found = ModelHarness(config, weights, NumpyOps(round_bf16=True)).trace(input_ids(case))
-    assert rms_error(found.prefill, expected.prefill) <= 2e-2
-    assert rms_error(found.decode, expected.decode) <= 2e-2
+    limit = {"A": 3.9e-2, "B": 1.2e-2, "C": 1.3e-2, "D": 1.25e-2}[case]
+    assert rms_error(found.prefill, expected.prefill) <= limit
+    assert rms_error(found.decode, expected.decode) <= limit
 
 
 def test_golden_file_is_what_transformers_computes(case: str, expected: Trace) -> None:
