@@ -11,8 +11,10 @@ manifest.py.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -23,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 # Our own hashes decide what is compiled; Triton's cache would only keep a second copy.
-os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp(prefix="triton-build-"))
+if "TRITON_CACHE_DIR" not in os.environ:  # processes of ours have it
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton-build-")
+    atexit.register(shutil.rmtree, os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
 os.environ.pop("TRITON_INTERPRET", None)
 
 import compile_cuda
