@@ -5,21 +5,25 @@ from __future__ import annotations
 from .capacity import Capacity
 from .sequence import Sequence
 
-CHUNK_TOKENS_PER_DECODE = 8
+CHUNK_TOKENS_PER_DECODE = 16
+PROMPTS_PER_DECODE = 2  # as often as there are so many, another chunk
 CHUNK_ALIGNMENT = 64  # the delta rule and attention tile the prompt on this absolute grid
 
 
-def prefill_budget(capacity: Capacity, num_decodes: int) -> int:
-    """The most prompt tokens of a step beside so many decode rows.
+def prefill_budget(capacity: Capacity, num_decodes: int, num_prompts: int) -> int:
+    """The most prompt tokens of a step beside so many decode rows, while so many prompts wait or
+    are part done.
 
-    A step with many rows takes long by itself, and large chunks are cheaper by the token, so the
-    budget grows with the rows beyond `prefill_chunk`: a hundred rows are not held up for a chunk
-    as often as two are.
+    `prefill_chunk` is how long a token of a running sequence may be held up. Large chunks are
+    cheaper by the token, so the budget grows where that costs few or helps many: with the rows,
+    since a step of many takes long by itself, and with the prompts for each row.
     """
     if num_decodes == 0:
         return capacity.max_num_batched_tokens
     by_rows = num_decodes * CHUNK_TOKENS_PER_DECODE // CHUNK_ALIGNMENT * CHUNK_ALIGNMENT
-    return min(capacity.max_num_batched_tokens, max(capacity.prefill_chunk, by_rows))
+    by_prompts = num_prompts // (PROMPTS_PER_DECODE * num_decodes) * capacity.prefill_chunk
+    budget = max(capacity.prefill_chunk, by_rows, by_prompts)
+    return min(capacity.max_num_batched_tokens, budget)
 
 
 def issue_prompt_logprobs(seq: Sequence, end: int) -> range:

@@ -149,7 +149,10 @@ class Scheduler:
         self._issued_last.clear()
 
         step = _Step()
-        budget = prefill_budget(self.capacity, sum(not seq.in_prefill for seq in self._running))
+        num_prompts = sum(seq.in_prefill for seq in self._running)
+        num_decodes = len(self._running) - num_prompts
+        num_prompts += min(len(self._waiting), self._slots.num_free)
+        budget = prefill_budget(self.capacity, num_decodes, num_prompts)
         # Preemption pops from the end of this list: never a sequence that has its row already.
         for seq in self._running:
             if seq.num_computed_tokens < len(seq.prompt_ids):

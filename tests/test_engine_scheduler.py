@@ -238,9 +238,34 @@ class TestEnd:
 
 
 @pytest.mark.parametrize(
-    ("num_decodes", "tokens"),
-    [(0, 8192), (1, 1024), (128, 1024), (135, 1024), (136, 1088), (256, 2048), (2000, 8192)],
+    ("num_decodes", "num_prompts", "tokens"),
+    [
+        (0, 1, 8192),
+        (1, 1, 1024),
+        (64, 1, 1024),
+        (71, 1, 1088),
+        (256, 4, 4096),
+        (2000, 1, 8192),
+        (4, 3, 1024),
+        (4, 15, 1024),
+        (4, 16, 2048),
+        (1, 15, 7168),
+        (128, 128, 2048),
+        (1, 255, 8192),
+    ],
 )
-def test_prompt_tokens_beside_so_many_decodes(num_decodes: int, tokens: int) -> None:
+def test_prompt_tokens_beside_so_many_decodes(
+    num_decodes: int, num_prompts: int, tokens: int
+) -> None:
     capacity = replace(CAPACITY, max_num_batched_tokens=8192, prefill_chunk=1024)
-    assert prefill_budget(capacity, num_decodes) == tokens
+    assert prefill_budget(capacity, num_decodes, num_prompts) == tokens
+
+
+def test_many_waiting_prompts_are_not_held_up_for_one_that_decodes() -> None:
+    capacity = replace(CAPACITY, max_num_batched_tokens=512, prefill_chunk=64, num_state_slots=8)
+    scheduler = Scheduler(capacity)
+    scheduler.add(make_seq("first", 10))
+    scheduler.update(scheduler.schedule(), [5])
+    for name in "abcd":
+        scheduler.add(make_seq(name, 64))
+    assert [p.sequence.request_id for p in scheduler.schedule().prefills] == ["a", "b"]

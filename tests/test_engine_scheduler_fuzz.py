@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from deltaserve.engine.capacity import Capacity
 from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.prefill_chunks import prefill_budget
 from deltaserve.engine.scheduled_batch import ScheduledBatch
 from deltaserve.engine.scheduler import Scheduler, SchedulerStats
 from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, SequenceStatus
@@ -167,7 +168,7 @@ class CheckedLoop(OverlappedLoop):
             - sum(row.end - row.start for row in batch.prefills if row.sequence is seq)
             for seq in batch.admitted
         }
-        self.check_rows(batch, computed, bool(decoding))
+        self.check_rows(batch, computed, len(decoding), len(to_feed) - len(decoding))
         rows = {row.sequence.request_id for row in (*batch.decodes, *batch.prefills)}
         if to_feed:
             oldest = to_feed[0]
@@ -189,9 +190,11 @@ class CheckedLoop(OverlappedLoop):
         super().read()
         self.check_holdings()
 
-    def check_rows(self, batch: ScheduledBatch, computed: dict[str, int], decoding: bool) -> None:
+    def check_rows(
+        self, batch: ScheduledBatch, computed: dict[str, int], num_decodes: int, num_prompts: int
+    ) -> None:
         assert all(row.position == computed[row.sequence.request_id] for row in batch.decodes)
-        limit = self.capacity.prefill_chunk if decoding else self.capacity.max_num_batched_tokens
+        limit = prefill_budget(self.capacity, num_decodes, num_prompts)
         assert sum(row.end - row.start for row in batch.prefills) <= limit
         for row in batch.prefills:
             assert row.start == computed[row.sequence.request_id] < row.end
