@@ -6,10 +6,12 @@
 //         fp32 [S, M, N] segment s holds the sum over its own part of K, not rounded
 //
 // All time goes into reading the weight once. Grid (ceil(M / 8), ceil(N / columns), S); a block
-// streams 64 weight rows (silu_mul: 32 gate and the 32 up rows of the same outputs) through a ring
-// of stages in shared memory, a warp multiplies 16 of them with 8 rows of x. The first stages are
-// under way before the kernels before this one have ended (common.cuh), so that memory does not
-// idle at the border of two kernels.
+// streams BLOCK_N weight rows (silu_mul: half of gate, and the up rows of the same outputs) through a
+// ring of stages in shared memory, a warp multiplies 16 of them with 8 rows of x. Kernels of several
+// widths, so that a shape finds one with which all multiprocessors have as many rows to stream. The
+// first stages are under way before the kernels before this one have ended (common.cuh), so that
+// memory does not idle at the border of two kernels; a block takes less than half of the shared
+// memory for that.
 //
 // A sum takes its products in ascending order of k, 16 at a time in the tensor core: the same bits
 // as triton_aot/kernels/gemm.py, for any M. K and the segments are multiples of 128.
@@ -17,27 +19,33 @@
 #include "async_copy.cuh"
 #include "tensor_core.cuh"
 
-constexpr int GEMM_WARPS = 4;
-constexpr int GEMM_THREADS = GEMM_WARPS * WARP;
-constexpr int BLOCK_N = 16 * GEMM_WARPS;  // weight rows of a block
-constexpr int BLOCK_K = 128;              // of a stage
-constexpr int CHUNK = 8;                  // elements of a 16-byte copy
-constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
-constexpr int ROWS_A_PASS = GEMM_THREADS / ROW_CHUNKS;  // rows that all threads copy at a time
-constexpr int ROWS = 8;  // of x
-static_assert(ROWS == ROWS_A_PASS);
+constexpr int CHUNK = 8;  // elements of a 16-byte copy
+constexpr int ROWS = 8;   // of x
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-constexpr int STAGES = 5;  // in 99 KiB
+constexpr bool LARGE = false;  // 99 KiB of shared memory
 #else
-constexpr int STAGES = 6;
+constexpr bool LARGE = true;
 #endif
 
-enum class Form { BF16, FP32, SILU_MUL };
+// BLOCK_N: weight rows of a block, 16 a warp. BLOCK_K: of a stage.
+template <int BLOCK_N>
+struct Tile {
+    static constexpr int WARPS = BLOCK_N / 16;
+    static constexpr int BLOCK_K = BLOCK_N > 96 ? 64 : 128;
+    static constexpr int ROW_CHUNKS = BLOCK_K / CHUNK;
+    static constexpr int ROWS_A_PASS = WARPS * WARP / ROW_CHUNKS;  // that all threads copy at a time
+    static constexpr int STAGE = (BLOCK_N + ROWS) * BLOCK_K;
+    static constexpr int STAGES = BLOCK_N == 64 ? (LARGE ? 6 : 5) : BLOCK_N == 96 ? (LARGE ? 4 : 3)
+                                  : BLOCK_N == 80 ? (LARGE ? 5 : 4) : 5;
+    static_assert(ROWS <= ROWS_A_PASS && BLOCK_N % ROWS_A_PASS == 0);
 
-// Where a chunk of a stage's row lies: no two of 8 neighbouring rows in the same banks.
-__device__ inline int place(int row, int chunk) {
-    return row * BLOCK_K + (chunk ^ (row & 7)) * CHUNK;
-}
+    // Where a chunk of a stage's row lies: no two of 8 neighbouring rows in the same banks.
+    __device__ static int place(int row, int chunk) {
+        return row * BLOCK_K + (chunk ^ (row & 7)) * CHUNK;
+    }
+};
+
+enum class Form { BF16, FP32, SILU_MUL };
 
 // silu(gate) * up as triton_aot/kernels/gemm.py computes it, to the bit.
 __device__ inline bf16 silu_mul(float gate, float up) {
@@ -53,10 +61,12 @@ __device__ inline bf16 silu_mul(float gate, float up) {
     return to_act(round_act(ratio) * up);
 }
 
-template <Form FORM, typename Out>
+template <Form FORM, int BLOCK_N, typename Out>
 __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __restrict__ w,
                                    Out* __restrict__ out, int M, int N, int K, int segment) {
-    constexpr int STAGE = (BLOCK_N + ROWS) * BLOCK_K;
+    using T = Tile<BLOCK_N>;
+    constexpr int BLOCK_K = T::BLOCK_K, STAGE = T::STAGE, STAGES = T::STAGES;
+    constexpr int ROW_CHUNKS = T::ROW_CHUNKS, ROWS_A_PASS = T::ROWS_A_PASS;
     constexpr int COLUMNS = FORM == Form::SILU_MUL ? BLOCK_N / 2 : BLOCK_N;
     constexpr int W_COPIES = BLOCK_N / ROWS_A_PASS;
     DYNAMIC_SHARED(bf16, stages);
@@ -71,7 +81,7 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
     // memory held before. Neither is stored.
     const int chunk = threadIdx.x % ROW_CHUNKS, copy_row = threadIdx.x / ROW_CHUNKS;
     const bf16* w_rows[W_COPIES];
-    const bool own_row = first_m + copy_row < M;
+    const bool own_row = copy_row < ROWS && first_m + copy_row < M;
     const bf16* x_row =
         x + (first_m + copy_row) * static_cast<long long>(K) + begin + chunk * CHUNK;
 #pragma unroll
@@ -88,11 +98,11 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
         bf16* to = stages + step % STAGES * STAGE;
 #pragma unroll
         for (int i = 0; i < W_COPIES; ++i) {
-            copy_async_16(to + place(copy_row + i * ROWS_A_PASS, chunk), w_rows[i] + step * BLOCK_K);
+            copy_async_16(to + T::place(copy_row + i * ROWS_A_PASS, chunk), w_rows[i] + step * BLOCK_K);
         }
     };
     const auto x_place = [&](int step) {
-        return stages + step % STAGES * STAGE + BLOCK_N * BLOCK_K + place(copy_row, chunk);
+        return stages + step % STAGES * STAGE + BLOCK_N * BLOCK_K + T::place(copy_row, chunk);
     };
 
 #pragma unroll
@@ -125,16 +135,16 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
 #pragma unroll
         for (int k = 0; k < ROW_CHUNKS; k += 4) {  // chunks; 32 of K
             unsigned a[2][4], b[4];
-            load_matrices(a[0], w_stage + place(16 * warp + lane % 16, k + lane / 16));
-            load_matrices(a[1], w_stage + place(16 * warp + lane % 16, k + 2 + lane / 16));
-            load_matrices(b, x_stage + place(lane % 8, k + lane / 8));
+            load_matrices(a[0], w_stage + T::place(16 * warp + lane % 16, k + lane / 16));
+            load_matrices(a[1], w_stage + T::place(16 * warp + lane % 16, k + 2 + lane / 16));
+            load_matrices(b, x_stage + T::place(lane % 8, k + lane / 8));
             mma_bf16(sums, a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
             mma_bf16(sums, a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
         }
     }
 
     const int g = lane / 4, t = lane % 4;
-    const int n = first_n + warp * (COLUMNS / GEMM_WARPS) + g;
+    const int n = first_n + warp * (COLUMNS / T::WARPS) + g;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int m = first_m + 2 * t + i;
@@ -153,23 +163,58 @@ __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __res
     }
 }
 
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_bf16_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+extern "C" __global__ void __launch_bounds__(128)
+    gemm_decode_bf16_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
                          bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::BF16>(x, w, out, M, N, K, segment);
+    gemm_decode<Form::BF16, 64>(x, w, out, M, N, K, segment);
 }
-DYNAMIC_SHARED_BYTES(gemm_decode_bf16, 92160, 110592);
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16_64, 92160, 110592);
 
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_fp32_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+extern "C" __global__ void __launch_bounds__(160)
+    gemm_decode_bf16_80_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::BF16, 80>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16_80, 90112, 112640);
+
+extern "C" __global__ void __launch_bounds__(192)
+    gemm_decode_bf16_96_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::BF16, 96>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_bf16_96, 79872, 106496);
+
+extern "C" __global__ void __launch_bounds__(128)
+    gemm_decode_fp32_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
                          float* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::FP32>(x, w, out, M, N, K, segment);
+    gemm_decode<Form::FP32, 64>(x, w, out, M, N, K, segment);
 }
-DYNAMIC_SHARED_BYTES(gemm_decode_fp32, 92160, 110592);
+DYNAMIC_SHARED_BYTES(gemm_decode_fp32_64, 92160, 110592);
 
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
-    gemm_decode_silu_mul_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
-                         bf16* __restrict__ out, int M, int N, int K, int segment) {
-    gemm_decode<Form::SILU_MUL>(x, w, out, M, N, K, segment);
+extern "C" __global__ void __launch_bounds__(160)
+    gemm_decode_fp32_80_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         float* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::FP32, 80>(x, w, out, M, N, K, segment);
 }
-DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul, 92160, 110592);
+DYNAMIC_SHARED_BYTES(gemm_decode_fp32_80, 90112, 112640);
+
+extern "C" __global__ void __launch_bounds__(128)
+    gemm_decode_silu_mul_64_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL, 64>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_64, 92160, 110592);
+
+extern "C" __global__ void __launch_bounds__(192)
+    gemm_decode_silu_mul_96_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL, 96>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_96, 79872, 106496);
+
+extern "C" __global__ void __launch_bounds__(288)
+    gemm_decode_silu_mul_144_kernel(const bf16* __restrict__ x, const bf16* __restrict__ w,
+                         bf16* __restrict__ out, int M, int N, int K, int segment) {
+    gemm_decode<Form::SILU_MUL, 144>(x, w, out, M, N, K, segment);
+}
+DYNAMIC_SHARED_BYTES(gemm_decode_silu_mul_144, 97280, 97280);

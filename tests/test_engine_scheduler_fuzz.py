@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from deltaserve.engine.capacity import Capacity
-from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.prefill_chunks import prefill_budget
+from deltaserve.engine.sampling_params import SamplingParams
 from deltaserve.engine.scheduled_batch import ScheduledBatch
 from deltaserve.engine.scheduler import Scheduler, SchedulerStats
 from deltaserve.engine.sequence import FinishReason, RequestOutput, Sequence, SequenceStatus

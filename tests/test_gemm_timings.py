@@ -24,6 +24,7 @@ class NumpyKernels:
     def __init__(self, wrong: str = "", row: int = 0, forms: tuple[str, ...] = ("bf16", "fp32")):
         self._wrong, self._row = wrong, row
         self._names = [f"gemm.{form}.{tile}" for form in forms for tile in (OLD, SAME, OTHER)]
+        self._names.append("gemm_decode_bf16_64")
 
     def names(self) -> list[str]:
         return self._names
@@ -74,7 +75,7 @@ def test_a_difference_that_bf16_hides_shows_in_fp32() -> None:
 def test_tiles_of_far_more_or_fewer_rows_are_not_tried() -> None:
     role = Role("qgkv", "bf16", 40, 384)
     kernels = NumpyKernels()
-    assert set(lone(kernels).serving(role, 16)) == {"decode_8", OLD, SAME}
+    assert set(lone(kernels).serving(role, 16)) == {"decode_64x8", OLD, SAME}
     assert set(lone(kernels).serving(role, 128)) == {OTHER}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deltaserve.engine.config import ModelConfig
-from deltaserve.engine.ops.cuda.gemm import Gemm, named_tile
+from deltaserve.engine.ops.cuda.gemm import Gemm, compiled_tiles, named_tile
 from deltaserve.engine.ops.cuda.ops import CudaOps, OpsShape
 from tools.bench_ops import step_launches
 from tools.engine_model import EngineModel, Parts
@@ -25,7 +25,6 @@ from tools.gpu_timing import copies_for
 from tools.op_benchmarks import Bench
 
 CONTEXT = 1100
-CUDA_TILE = "decode_8"
 _MAX_LEN = CONTEXT + 52
 _MAX_PREFILL = 256
 _SEGMENT_STEP = 128
@@ -116,9 +115,9 @@ class LoneTiles:
     def serving(self, role: Role, m: int) -> list[str]:
         """Compiled tiles that can serve m rows, without those that would be mostly padding or read
         the weights again and again."""
-        prefix, (segment, _) = f"gemm.{role.form}.", self._segments(role)
-        names = [n.removeprefix(prefix) for n in self._kernels.names() if n.startswith(prefix)]
-        tiles = {name: named_tile(role.form, name) for name in (CUDA_TILE, *names)}
+        segment, _ = self._segments(role)
+        names = compiled_tiles(role.form, self._kernels.names())
+        tiles = {name: named_tile(role.form, name) for name in names}
         return [
             name
             for name, tile in tiles.items()
@@ -149,9 +148,9 @@ class LoneTiles:
         """Whether a tile writes what the old one does, for m rows and for some half; as well with
         fp32 outputs, in which a difference cannot hide, where both are compiled for them."""
         found = self._differing(role, *self._segments(role), m, old, name)
-        compiled = self._kernels.names()
-        tiles = [tile for tile in (old, name) if tile != CUDA_TILE]
-        if role.form != "fp32" and all(f"gemm.fp32.{tile}" in compiled for tile in tiles):
+        if role.form != "fp32" and {old, name} <= set(
+            compiled_tiles("fp32", self._kernels.names())
+        ):
             plain = Role(role.name, "fp32", role.weight_rows, role.k)
             found += self._differing(plain, role.k, 1, m, old, name)
         return found == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deltaserve.engine.ops.cuda.gemm import Gemm, named_tile
+from deltaserve.engine.ops.cuda.gemm import Gemm, compiled_tiles, named_tile
 from deltaserve.engine.ops.cuda.loader import KernelLibrary
 from tools.gpu_arrays import Arrays, relative_error
 
@@ -101,8 +101,7 @@ def invariance_of_table(gemm: Gemm, a: Arrays) -> Iterator[tuple[str, int]]:
 
 def invariance_of_tiles(kernels: KernelLibrary, gemm: Gemm, a: Arrays) -> Iterator[tuple[str, int]]:
     """(tile, differing fp32 rows): every compiled fp32 tile at every M against the first one."""
-    tiles = [n.removeprefix("gemm.fp32.") for n in kernels.names() if n.startswith("gemm.fp32.")]
-    tiles = ["decode_8", *tiles]
+    tiles = compiled_tiles("fp32", kernels.names())
     counts = dict.fromkeys(tiles, 0)
     for _, _, n, k in [shape for shape in SHAPES if shape[1] == "bf16"]:
         x, weight = a.act(ROWS[-1], k), a.filled(n, k, scale=k**-0.5)

@@ -8,6 +8,7 @@ segment in the same order, so `linear` and `linear_decode` are the same function
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..base import MAX_SEGMENTS
@@ -16,8 +17,8 @@ from .kernels import Blocks, Kernels
 Array = Any
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?")
-_CUDA_TILE = "decode_8"
-_CUDA_BLOCK_N, _CUDA_ROWS, _CUDA_BLOCK_K, _CUDA_THREADS = 64, 8, 128, 128
+_CUDA_NAME = re.compile(r"decode_(\d+)x8")
+_CUDA_ROWS, _CUDA_BLOCK_K, _CUDA_ROWS_A_WARP = 8, 128, 16
 """As in cuda/gemm_decode.cu."""
 _SEGMENT_STEP = 128
 """Segments of K are multiples of this, which every tile's BLOCK_K divides."""
@@ -165,12 +166,24 @@ class Gemm:
         self._kernels.launch(tile.kernel, grid, tile.threads, x, weight, out, m, n, k, segment)
 
 
+def compiled_tiles(form: str, kernels: Iterable[str]) -> list[str]:
+    """The names of the tiles of a form among those of kernels."""
+    found = []
+    for kernel in kernels:
+        if kernel.startswith(f"gemm.{form}."):
+            found.append(kernel.removeprefix(f"gemm.{form}."))
+        elif width := re.fullmatch(rf"gemm_decode_{form}_(\d+)", kernel):
+            found.append(f"decode_{width[1]}x{_CUDA_ROWS}")
+    return found
+
+
 def named_tile(form: str, name: str) -> GemmTile:
     """The tile of a name, for tools that try tiles one by one."""
     gates = 2 if form == "silu_mul" else 1
-    if name == _CUDA_TILE:
-        columns, kernel = _CUDA_BLOCK_N // gates, f"gemm_decode_{form}"
-        return GemmTile(kernel, False, columns, _CUDA_ROWS, _CUDA_BLOCK_K, _CUDA_THREADS)
+    if cuda := _CUDA_NAME.fullmatch(name):
+        block_n = int(cuda[1])
+        kernel, threads = f"gemm_decode_{form}_{block_n}", block_n // _CUDA_ROWS_A_WARP * 32
+        return GemmTile(kernel, False, block_n // gates, _CUDA_ROWS, _CUDA_BLOCK_K, threads)
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"no GEMM tile is named {name!r}")
