@@ -11,14 +11,16 @@
 #include "decode_work.cuh"
 
 constexpr int D = 256;
+constexpr int THREADS = D / 4;
+static_assert(MAX_SPLITS <= THREADS);
 
 // A thread a split for the weights, then 4 dims a thread.
-extern "C" __global__ void __launch_bounds__(64) attention_combine_kernel(
+extern "C" __global__ void __launch_bounds__(THREADS) attention_combine_kernel(
     const float* __restrict__ partial_out, const float* __restrict__ partial_stats,
     const int* __restrict__ first_items, const bf16* __restrict__ qgkv, bf16* __restrict__ out,
     int NQ, int NKV) {
     wait_for_earlier_kernels();
-    __shared__ float factors[MAX_SPLITS], sums[MAX_SPLITS], warp_largest[2];
+    __shared__ float factors[THREADS], sums[THREADS], warp_largest[2];
     const int head = blockIdx.x, row = blockIdx.y, i = threadIdx.x, dim = threadIdx.x * 4;
     const int begin = first_items[row], splits = first_items[row + 1] - begin;
     float gate[4];

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .capacity import Capacity
 from .sequence import Sequence
 
-CHUNK_TOKENS_PER_DECODE = 16
+CHUNK_TOKENS_PER_DECODE = 32
+MAX_CHUNKS_BY_DECODES = 4
 PROMPTS_PER_DECODE = 2  # as often as there are so many, another chunk
 CHUNK_ALIGNMENT = 64  # the delta rule and attention tile the prompt on this absolute grid
 
@@ -20,9 +21,10 @@ def prefill_budget(capacity: Capacity, num_decodes: int, num_prompts: int) -> in
     """
     if num_decodes == 0:
         return capacity.max_num_batched_tokens
+    chunk = capacity.prefill_chunk
     by_rows = num_decodes * CHUNK_TOKENS_PER_DECODE // CHUNK_ALIGNMENT * CHUNK_ALIGNMENT
-    by_prompts = num_prompts // (PROMPTS_PER_DECODE * num_decodes) * capacity.prefill_chunk
-    budget = max(capacity.prefill_chunk, by_rows, by_prompts)
+    by_prompts = num_prompts // (PROMPTS_PER_DECODE * num_decodes) * chunk
+    budget = max(chunk, min(by_rows, MAX_CHUNKS_BY_DECODES * chunk), by_prompts)
     return min(capacity.max_num_batched_tokens, budget)
 
 

@@ -106,7 +106,7 @@ class TestPreemption:
             block_size=16,
             num_state_slots=8,
             max_model_len=8192,
-            max_num_batched_tokens=192,
+            max_num_batched_tokens=128,
         )
         older, younger = make_seq("older", 5120), [make_seq(str(i), 1, 60) for i in range(6)]
         loop = make_loop(capacity, make_seq("first", 1, 1), older, *younger)

@@ -24,7 +24,7 @@ class NumpyKernels:
     def __init__(self, wrong: str = "", row: int = 0, forms: tuple[str, ...] = ("bf16", "fp32")):
         self._wrong, self._row = wrong, row
         self._names = [f"gemm.{form}.{tile}" for form in forms for tile in (OLD, SAME, OTHER)]
-        self._names.append("gemm_decode_bf16_64")
+        self._names.append("gemm_decode_bf16_64x8")
 
     def names(self) -> list[str]:
         return self._names

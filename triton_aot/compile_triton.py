@@ -44,7 +44,11 @@ def compile_variant(variant: Variant, arch: str) -> tuple[bytes, dict[str, Any]]
     kernel = triton.compile(
         ASTSource(function, signature, variant.constants, attributes),
         target=GPUTarget("cuda", capability(arch), WARP_SIZE),
-        options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
+        options={
+            "num_warps": variant.num_warps,
+            "num_stages": variant.num_stages,
+            "maxnreg": variant.max_registers,
+        },
     )
     cubin = kernel.asm["cubin"]
     metadata = kernel.metadata

@@ -2,8 +2,8 @@
 
 A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N
 counts weight rows. Persistent ones may have `_early` after that (the kernel starts early, as stream
-tiles always do) and then `_x2` (two programs a multiprocessor). `decode_<BLOCK_N>x8` is a kernel of
-cuda/gemm_decode.cu, for 8 rows of x. A form is what a GEMM stores: "bf16", "fp32" (logits, or
+tiles always do) and then `_x2` (two programs a multiprocessor). `decode_<BLOCK_N>x<BLOCK_M>` is a kernel
+of cuda/gemm_decode.cu. A form is what a GEMM stores: "bf16", "fp32" (logits, or
 ordered partial sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
@@ -37,7 +37,7 @@ TABLES = {
 }
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(_early)?(?:_x([2-4]))?")
-_CUDA_NAME = re.compile(r"decode_\d+x8")
+_CUDA_NAME = re.compile(r"decode_\d+x\d+")
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class Variant:
     num_stages: int
     aligned: frozenset[str] = field(default_factory=frozenset)
     may_spill: bool = False
+    max_registers: int | None = None
+    """A thread's; fewer than the compiler would take let more programs run at a time."""
 
 
 def block_map(rows: int, columns: int, kind: str = "bf16", pair: bool = False) -> str:
@@ -219,6 +221,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         constants={"K": 128},
         num_warps=4 if large else 8,
         num_stages=1,
+        max_registers=128 if large else None,
         aligned=frozenset({"qkv", "qkvzba", "QKV_SIZE", "PROJECTION_SIZE", "a_out", "p_out"}),
     )
     solve = Variant(
@@ -229,6 +232,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         constants={},
         num_warps=2,
         num_stages=1,
+        max_registers=168 if large else None,
         aligned=frozenset({"a_and_t"}),
     )
     products = Variant(
@@ -248,6 +252,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         constants={"K": 128, "V": 128},
         num_warps=4 if large else 8,
         num_stages=1,
+        max_registers=168 if large else None,
         aligned=frozenset({"qkv", "QKV_SIZE", "t_in", "w_out", "u_out"}),
     )
     states = Variant(
@@ -280,7 +285,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         states,
         name="delta_rule_states_wide",
         constants={"K": 128, "V": 128, "SLICE": 64 if large else 32},
-        num_stages=2 if large else states.num_stages,
+        num_stages=1 if large else states.num_stages,
     )
     return [scores, solve, products, states, wide]
 

@@ -8,7 +8,7 @@
 #include "common.cuh"
 
 constexpr int SHORTEST_SPLIT = 128;
-constexpr int MAX_SPLITS = 64;
+constexpr int MAX_SPLITS = 32;
 
 __device__ inline int split_length(int context) {
     int length = SHORTEST_SPLIT;

@@ -17,8 +17,8 @@ from .kernels import Blocks, Kernels
 Array = Any
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?")
-_CUDA_NAME = re.compile(r"decode_(\d+)x8")
-_CUDA_ROWS, _CUDA_BLOCK_K, _CUDA_ROWS_A_WARP = 8, 128, 16
+_CUDA_NAME = re.compile(r"decode_(\d+)x(\d+)")
+_CUDA_BLOCK_K, _CUDA_ROWS_A_WARP = 128, 16
 """As in cuda/gemm_decode.cu."""
 _SEGMENT_STEP = 128
 """Segments of K are multiples of this, which every tile's BLOCK_K divides."""
@@ -172,8 +172,8 @@ def compiled_tiles(form: str, kernels: Iterable[str]) -> list[str]:
     for kernel in kernels:
         if kernel.startswith(f"gemm.{form}."):
             found.append(kernel.removeprefix(f"gemm.{form}."))
-        elif width := re.fullmatch(rf"gemm_decode_{form}_(\d+)", kernel):
-            found.append(f"decode_{width[1]}x{_CUDA_ROWS}")
+        elif kernel.startswith(f"gemm_decode_{form}_"):
+            found.append(f"decode_{kernel.removeprefix(f'gemm_decode_{form}_')}")
     return found
 
 
@@ -181,9 +181,9 @@ def named_tile(form: str, name: str) -> GemmTile:
     """The tile of a name, for tools that try tiles one by one."""
     gates = 2 if form == "silu_mul" else 1
     if cuda := _CUDA_NAME.fullmatch(name):
-        block_n = int(cuda[1])
-        kernel, threads = f"gemm_decode_{form}_{block_n}", block_n // _CUDA_ROWS_A_WARP * 32
-        return GemmTile(kernel, False, block_n // gates, _CUDA_ROWS, _CUDA_BLOCK_K, threads)
+        block_n, rows = map(int, cuda.groups())
+        kernel, threads = f"gemm_decode_{form}_{block_n}x{rows}", block_n // _CUDA_ROWS_A_WARP * 32
+        return GemmTile(kernel, False, block_n // gates, rows, _CUDA_BLOCK_K, threads)
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"no GEMM tile is named {name!r}")
