@@ -13,9 +13,9 @@ BF16 = ml_dtypes.bfloat16
 D = 256
 HEADS = 2
 BLOCK_SIZE = 64
-CONTEXT = 65_536 + 4096
+CONTEXT = 131_072 + 4096
 SPLIT = 4096
-"""Tokens: a context of more than 32 splits of 2,048."""
+"""Tokens: a context of more than 64 splits of 2,048."""
 
 pytestmark = pytest.mark.aot
 

@@ -102,21 +102,21 @@ class TestPreemption:
         were left for them. So the prompt lacks four: half a chunk."""
         capacity = replace(
             CAPACITY,
-            num_blocks=334,
+            num_blocks=338,
             block_size=16,
             num_state_slots=8,
             max_model_len=8192,
             max_num_batched_tokens=128,
         )
-        older, younger = make_seq("older", 5120), [make_seq(str(i), 1, 60) for i in range(6)]
+        older, younger = make_seq("older", 5184), [make_seq(str(i), 1, 60) for i in range(6)]
         loop = make_loop(capacity, make_seq("first", 1, 1), older, *younger)
-        while older.num_computed_tokens < 5120 - 128:
+        while older.num_computed_tokens < 5184 - 128:
             loop.step()
         assert loop.scheduler.num_running == 7
-        assert ("older", 4992, 5056) in prefill_ranges(loop.step())
+        assert ("older", 5056, 5120) in prefill_ranges(loop.step())
         assert loop.scheduler.stats.num_preemptions == 0
         batch = loop.step()
-        assert prefill_ranges(batch) == [("older", 5056, 5120)]
+        assert prefill_ranges(batch) == [("older", 5120, 5184)]
         assert decode_ids(batch) == ["0", "1", "2", "3"]
         loop.finish()
 

@@ -8,10 +8,11 @@
 #include "common.cuh"
 
 constexpr int SHORTEST_SPLIT = 128;
-constexpr int MAX_SPLITS = 32;
+constexpr int MAX_SHORTEST = 32;  // splits, after which they are longer: each leaves 1 KiB a head
+constexpr int MAX_SPLITS = 64;
 
 __device__ inline int split_length(int context) {
-    int length = SHORTEST_SPLIT;
+    int length = context > SHORTEST_SPLIT * MAX_SHORTEST ? 2 * SHORTEST_SPLIT : SHORTEST_SPLIT;
     while (length * MAX_SPLITS < context) length *= 2;
     return length;
 }

@@ -13,7 +13,7 @@ Array = Any
 
 HEAD_DIM = 256
 ROTARY_DIM = 64
-MAX_SPLITS = 32
+MAX_SPLITS = 64
 """Splits of a row's context (cuda/include/decode_work.cuh)."""
 MAX_DECODE_ROWS = 1023
 """Rows that prepare_decode, one block, can take."""
