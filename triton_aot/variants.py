@@ -192,7 +192,6 @@ def attention_prefill_variant(arch: str) -> Variant:
 def delta_rule_variants(arch: str) -> list[Variant]:
     """K = V = 128."""
     large = MAX_SHARED[arch] >= 200 * KIB
-    early_start = capability(arch) >= 90
     sequences = {"cu_seqlens": "*i32", "start_positions": "*i32"}
     acts = dict.fromkeys(("w", "u", "p"), "*bf16")
     fp32 = dict.fromkeys(("a", "t", "g", "beta", "q_scale", "w_scale", "carried"), "*fp32")
@@ -219,7 +218,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
             "QKV_SIZE": "i32",
             "PROJECTION_SIZE": "i32",
         },
-        constants={"K": 128, "EARLY_START": early_start},
+        constants={"K": 128},
         num_warps=4 if large else 8,
         num_stages=1,
         max_registers=128 if large else None,
@@ -230,7 +229,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
         module="delta_rule_prefill",
         function="delta_rule_solve_kernel",
         arguments={"a_and_t": "*fp32", **sequences, "NUM_SEQS": "i32", "NUM_TOKENS": "i32"},
-        constants={"EARLY_START": early_start},
+        constants={},
         num_warps=2,
         num_stages=1,
         max_registers=168 if large else None,
@@ -250,7 +249,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
             **sizes,
             "QKV_SIZE": "i32",
         },
-        constants={"K": 128, "V": 128, "EARLY_START": early_start},
+        constants={"K": 128, "V": 128},
         num_warps=4 if large else 8,
         num_stages=1,
         max_registers=168 if large else None,
@@ -275,7 +274,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
             **sizes,
             "QKV_SIZE": "i32",
         },
-        constants={"K": 128, "V": 128, "SLICE": 32, "EARLY_START": early_start},
+        constants={"K": 128, "V": 128, "SLICE": 32},
         num_warps=4,
         num_stages=3 if large else 2,
         aligned=frozenset({"qkv", "QKV_SIZE", "recurrent_state", "out"})
@@ -285,7 +284,7 @@ def delta_rule_variants(arch: str) -> list[Variant]:
     wide = replace(
         states,
         name="delta_rule_states_wide",
-        constants=states.constants | {"SLICE": 64 if large else 32},
+        constants={"K": 128, "V": 128, "SLICE": 64 if large else 32},
         num_stages=1 if large else states.num_stages,
     )
     return [scores, solve, products, states, wide]

@@ -33,7 +33,6 @@ Check: tests/test_triton_delta_rule.py (interpreter), tools/gpu_check.py --only 
 import triton
 import triton.language as tl
 
-from .early_start import wait_for_earlier_kernels
 from .varlen import sequence_of_tile
 
 CHUNK = tl.constexpr(64)
@@ -116,11 +115,8 @@ def delta_rule_scores_kernel(
     QKV_SIZE,
     PROJECTION_SIZE,
     K: tl.constexpr,
-    EARLY_START: tl.constexpr = False,
 ):
     """Grid (T // 64 + 2 B, HV)."""
-    if EARLY_START:
-        wait_for_earlier_kernels()
     b, chunk = sequence_of_tile(cu_seqlens, NUM_SEQS, tl.program_id(0), CHUNK, 2)
     n = tl.program_id(1)
     begin = tl.load(cu_seqlens + b)
@@ -173,12 +169,8 @@ def delta_rule_scores_kernel(
 
 
 @triton.jit
-def delta_rule_solve_kernel(
-    a_and_t, cu_seqlens, start_positions, NUM_SEQS, NUM_TOKENS, EARLY_START: tl.constexpr = False
-):
+def delta_rule_solve_kernel(a_and_t, cu_seqlens, start_positions, NUM_SEQS, NUM_TOKENS):
     """A -> T in place, T = [[T0, 0], [T10, T1]] in tiles of 32. Grid (T // 64 + 2 B, HV)."""
-    if EARLY_START:
-        wait_for_earlier_kernels()
     b, chunk = sequence_of_tile(cu_seqlens, NUM_SEQS, tl.program_id(0), CHUNK, 2)
     n = tl.program_id(1)
     begin = tl.load(cu_seqlens + b)
@@ -222,11 +214,8 @@ def delta_rule_products_kernel(
     QKV_SIZE,
     K: tl.constexpr,
     V: tl.constexpr,
-    EARLY_START: tl.constexpr = False,
 ):
     """Grid (T // 64 + 2 B, HV)."""
-    if EARLY_START:
-        wait_for_earlier_kernels()
     b, chunk = sequence_of_tile(cu_seqlens, NUM_SEQS, tl.program_id(0), CHUNK, 2)
     n = tl.program_id(1)
     begin = tl.load(cu_seqlens + b)
@@ -281,11 +270,8 @@ def delta_rule_states_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     SLICE: tl.constexpr,
-    EARLY_START: tl.constexpr = False,
 ):
     """Grid (V // SLICE, HV, B)."""
-    if EARLY_START:
-        wait_for_earlier_kernels()
     n = tl.program_id(1)
     b = tl.program_id(2)
     begin = tl.load(cu_seqlens + b)
