@@ -13,7 +13,7 @@
 #include "delta_net.cuh"
 
 constexpr int CHANNELS = 8;  // a thread
-constexpr int AHEAD = 4;     // tokens whose loads are on their way at once
+constexpr int AHEAD = 8;     // tokens whose loads are on their way at once
 
 // A few units in the last place of fp32 off, which the rounding to act hides: the exact functions
 // would take longer than the memory.

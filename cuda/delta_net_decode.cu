@@ -11,16 +11,15 @@
 //     recurrent_state fp32 [slots, HV, 128, 128];
 //     out act [B, HV * 128]
 //
-// A block has one value head n of one row or several. The rep = HV / HK blocks that share key head
-// n / rep all read the ring's rows t-1, t-2, t-3; row t % 4, which none of them reads, is written
-// by the first of them. The state of a head stays in registers: warp w holds rows 16 w .. 16 w + 15
-// of S, a lane 4 columns of each; sums over rows go through shared memory in the order of the warps.
-// A row whose slot is below 0 is padding and is left alone. No two rows have the same slot.
+// One block a (value head n, row). The rep = HV / HK blocks that share key head n / rep all read
+// the ring's rows t-1, t-2, t-3; row t % 4, which none of them reads, is written by the first of
+// them. Of the state of a head warp w has rows 16 w .. 16 w + 15, a lane 4 columns of each; sums
+// over rows go through shared memory in the order of the warps.
+// A row whose slot is below 0 is padding and is left alone.
 //
-// delta_net_decode: a block has one row. delta_net_decode_stream: as many blocks as fit; a block
-// has every gridDim.y-th row (gridDim.y <= B), and the state of its next one is on the way to shared
-// memory while it computes and stores this one: another slot's, which nothing in this step writes.
-// A thread copies and reads the same elements: no barrier is needed.
+// delta_net_decode: the state stays in registers, two blocks a multiprocessor. For few rows.
+// delta_net_decode_many: it stays in shared memory, three blocks a multiprocessor, more of which is
+// on its way at a time. A thread copies and reads the same elements: no barrier is needed.
 // Formula: spec sections 3.5 and 4.1. Check: tools/gpu_check.py --only delta_decode.
 // Time: tools/bench_ops.py
 #include "async_copy.cuh"
@@ -28,16 +27,9 @@
 
 constexpr int WARPS = 8;
 constexpr int ROWS = HEAD / WARPS;  // of S, a warp
-constexpr float L2_EPS = 1e-6f;
 constexpr int THREADS = WARPS * WARP;
-
-// Blocks of delta_net_decode_stream on a multiprocessor: with 100 KiB of shared memory, one.
-#if defined(__CUDA_ARCH__) && \
-    (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
-constexpr int STREAM_BLOCKS = 1;
-#else
-constexpr int STREAM_BLOCKS = 2;
-#endif
+constexpr float L2_EPS = 1e-6f;
+constexpr float INVERSE_ROOT = 0.08838834764831845f;  // 1 / sqrt(128)
 
 // Two neighbouring channels of the convolution. `load` reads nothing of this step.
 struct ConvPair {
@@ -88,135 +80,107 @@ __device__ inline float4 sum_parts(const float4 (&parts)[WARPS][WARP], int lane)
     return sum;
 }
 
-__device__ inline float4 zeros() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
-
-// Where the state of a row lies. A slot below 0 is padding; a sequence at position 0 starts from
-// zeros.
-struct Place {
-    int slot, position;
-
-    __device__ bool has_state() const { return slot >= 0 && position > 0; }
-
-    // The lane's 4 columns of the warp's first row of S.
-    __device__ float4* state(float* recurrent_state, int n, int HV) const {
-        const long long head = (static_cast<long long>(slot) * HV + n) * HEAD * HEAD;
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        return reinterpret_cast<float4*>(recurrent_state + head + warp * ROWS * HEAD) + lane;
-    }
-};
-
-template <bool STREAM>
-__device__ inline void decode_items(
+template <bool SHARED>
+__device__ inline void decode_item(
     const bf16* __restrict__ qkvzba, const bf16* __restrict__ conv_weight,
     const float* __restrict__ a_log, const float* __restrict__ dt_bias,
     const float* __restrict__ norm_weight, float eps, const int* __restrict__ positions,
     const int* __restrict__ state_slots, bf16* conv_state, float* recurrent_state,
-    bf16* __restrict__ out, int B, int HK, int HV, float4* next_states) {
+    bf16* __restrict__ out, int HK, int HV, float4* states) {
     __shared__ __align__(16) float qkv[3][HEAD];
     __shared__ float4 reads[WARPS][WARP], outputs[WARPS][WARP];
+    const int n = blockIdx.x, row = blockIdx.y;
+    const int slot = state_slots[row], position = positions[row];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int C = conv_channels(HK, HV), rep = HV / HK;
-    const int part = threadIdx.x / (HEAD / 2), dim = threadIdx.x % (HEAD / 2) * 2;
-    const int n = blockIdx.x, key_head = n / rep;
-    const int head = part == 0 ? key_head : part == 1 ? HK + key_head : 2 * HK + n;
-    const int channel = head * HEAD + dim;
+    const int C = conv_channels(HK, HV), rep = HV / HK, key_head = n / rep;
+    const bf16* x = qkvzba + static_cast<long long>(row) * projection_size(HK, HV);
 
     // Everything that no kernel of this step writes, on its way before those before this one end:
     // the state, which is the bulk of the traffic, the ring and the weights.
-    int row = blockIdx.y;
-    Place place{state_slots[row], positions[row]}, next = place;
-    float4 s[ROWS];
-    const float4* from = place.state(recurrent_state, n, HV);
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) s[i] = place.has_state() ? from[i * WARP] : zeros();
-    if (STREAM && row + gridDim.y < B) {
-        next = {state_slots[row + gridDim.y], positions[row + gridDim.y]};
-    }
-    for (bool first = true;; first = false) {
-        const int slot = place.slot, position = place.position, following = row + gridDim.y;
-        if (STREAM && following < B && next.has_state()) {
-            from = next.state(recurrent_state, n, HV);
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                copy_async_16(reinterpret_cast<bf16*>(next_states + i * THREADS + threadIdx.x),
-                              reinterpret_cast<const bf16*>(from + i * WARP));
-            }
-        }
-        if (STREAM) end_copy_group();
-        bf16* ring = conv_state + static_cast<long long>(slot) * CONV_RING * C;
-        ConvPair conv;
-        if (slot >= 0 && part < 3) conv.load(conv_weight, ring, channel, C, position);
-        const float decay = expf(a_log[n]), bias = dt_bias[n];
-        float4 norm;
-        if (!STREAM) norm = reinterpret_cast<const float4*>(norm_weight)[lane];
-        if (first) wait_for_earlier_kernels();
-        if (slot >= 0) {
-            const bf16* x = qkvzba + static_cast<long long>(row) * projection_size(HK, HV);
-            if (part < 3) {
-                float current[2];
-                load_floats(x + channel, current);
-                if (part == 2 || n % rep == 0) {
-                    store_act(current, ring + (position % CONV_RING) * C + channel);
-                }
-                const float2 pair = conv.apply(current);
-                qkv[part][dim] = pair.x;
-                qkv[part][dim + 1] = pair.y;
-            }
-            const float b = to_float(x[C + HV * HEAD + n]);
-            const float a = to_float(x[C + HV * HEAD + HV + n]);
-            const float beta = round_act(sigmoid(b));
-            const float alpha = expf(-decay * softplus(a + bias));
-            const int at = n * HEAD + lane * 4;
-            const auto gate = *reinterpret_cast<const Bf16Vector<4>*>(x + C + at);
-            __syncthreads();
-
-            constexpr float INVERSE_ROOT = 0.08838834764831845f;  // 1 / sqrt(128)
-            const float q_scale = inverse_norm(qkv[0], lane) * INVERSE_ROOT;
-            const float k_scale = inverse_norm(qkv[1], lane);
-            float4 read = zeros();
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                s[i] = make_float4(s[i].x * alpha, s[i].y * alpha, s[i].z * alpha, s[i].w * alpha);
-                add_scaled(read, s[i], qkv[1][warp * ROWS + i] * k_scale);
-            }
-            reads[warp][lane] = read;
-            __syncthreads();
-            read = sum_parts(reads, lane);
-            const float4 v = reinterpret_cast<const float4*>(qkv[2])[lane];
-            const float4 u = make_float4(beta * (v.x - read.x), beta * (v.y - read.y),
-                                         beta * (v.z - read.z), beta * (v.w - read.w));
-            float4 o = zeros();
-            float4* state = place.state(recurrent_state, n, HV);
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                add_scaled(s[i], u, qkv[1][warp * ROWS + i] * k_scale);
-                state[i * WARP] = s[i];
-                add_scaled(o, s[i], qkv[0][warp * ROWS + i] * q_scale);
-            }
-            outputs[warp][lane] = o;
-            __syncthreads();
-            if (warp == 0) {
-                if (STREAM) norm = reinterpret_cast<const float4*>(norm_weight)[lane];
-                o = sum_parts(outputs, lane);
-                float values[4] = {round_act(o.x), round_act(o.y), round_act(o.z), round_act(o.w)};
-                float z[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) z[i] = to_float(gate.at[i]);
-                const float weights[4] = {norm.x, norm.y, norm.z, norm.w};
-                gated_norm(values, weights, z, eps);
-                store_act(values, out + static_cast<long long>(row) * HV * HEAD + at);
-            }
-        }
-        if (!STREAM || following >= B) return;
-        row = following;
-        place = next;
-        if (row + gridDim.y < B) next = {state_slots[row + gridDim.y], positions[row + gridDim.y]};
-        wait_copy_groups<0>();
+    const long long head_state = (static_cast<long long>(slot) * HV + n) * HEAD * HEAD;
+    float4* state =
+        reinterpret_cast<float4*>(recurrent_state + head_state + warp * ROWS * HEAD) + lane;
+    const bool has_state = slot >= 0 && position > 0;
+    float4 s[SHARED ? 1 : ROWS];
+    if (SHARED) {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
-            s[i] = place.has_state() ? next_states[i * THREADS + threadIdx.x] : zeros();
+            if (has_state) {
+                copy_async_16(reinterpret_cast<bf16*>(states + i * THREADS + threadIdx.x),
+                              reinterpret_cast<const bf16*>(state + i * WARP));
+            } else {
+                states[i * THREADS + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+        end_copy_group();
+    } else {
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            s[SHARED ? 0 : i] = has_state ? state[i * WARP] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     }
+    const int part = threadIdx.x / (HEAD / 2), dim = threadIdx.x % (HEAD / 2) * 2;
+    const int head = part == 0 ? key_head : part == 1 ? HK + key_head : 2 * HK + n;
+    const int channel = head * HEAD + dim;
+    bf16* ring = conv_state + static_cast<long long>(slot) * CONV_RING * C;
+    ConvPair conv;
+    if (slot >= 0 && part < 3) conv.load(conv_weight, ring, channel, C, position);
+    const float decay = expf(a_log[n]), bias = dt_bias[n];
+    const float4 norm = reinterpret_cast<const float4*>(norm_weight)[lane];
+
+    wait_for_earlier_kernels();
+    if (slot < 0) return;
+    if (part < 3) {
+        float current[2];
+        load_floats(x + channel, current);
+        if (part == 2 || n % rep == 0) store_act(current, ring + (position % CONV_RING) * C + channel);
+        const float2 pair = conv.apply(current);
+        qkv[part][dim] = pair.x;
+        qkv[part][dim + 1] = pair.y;
+    }
+    const float b = to_float(x[C + HV * HEAD + n]), a = to_float(x[C + HV * HEAD + HV + n]);
+    const float beta = round_act(sigmoid(b));
+    const float alpha = expf(-decay * softplus(a + bias));
+    float z[4];
+    const int at = n * HEAD + lane * 4;
+    load_floats(x + C + at, z);
+    __syncthreads();
+
+    const float q_scale = inverse_norm(qkv[0], lane) * INVERSE_ROOT;
+    const float k_scale = inverse_norm(qkv[1], lane);
+    float4 read = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (SHARED) wait_copy_groups<0>();
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        float4 x = SHARED ? states[i * THREADS + threadIdx.x] : s[SHARED ? 0 : i];
+        x = make_float4(x.x * alpha, x.y * alpha, x.z * alpha, x.w * alpha);
+        if (!SHARED) s[SHARED ? 0 : i] = x;
+        add_scaled(read, x, qkv[1][warp * ROWS + i] * k_scale);
+    }
+    reads[warp][lane] = read;
+    __syncthreads();
+    read = sum_parts(reads, lane);
+    const float4 v = reinterpret_cast<const float4*>(qkv[2])[lane];
+    const float4 u = make_float4(beta * (v.x - read.x), beta * (v.y - read.y),
+                                 beta * (v.z - read.z), beta * (v.w - read.w));
+    float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        float4 x = SHARED ? states[i * THREADS + threadIdx.x] : s[SHARED ? 0 : i];
+        if (SHARED) x = make_float4(x.x * alpha, x.y * alpha, x.z * alpha, x.w * alpha);
+        add_scaled(x, u, qkv[1][warp * ROWS + i] * k_scale);
+        state[i * WARP] = x;
+        add_scaled(o, x, qkv[0][warp * ROWS + i] * q_scale);
+    }
+    outputs[warp][lane] = o;
+    __syncthreads();
+    if (warp > 0) return;
+
+    o = sum_parts(outputs, lane);
+    float values[4] = {round_act(o.x), round_act(o.y), round_act(o.z), round_act(o.w)};
+    const float weights[4] = {norm.x, norm.y, norm.z, norm.w};
+    gated_norm(values, weights, z, eps);
+    store_act(values, out + static_cast<long long>(row) * HV * HEAD + at);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) delta_net_decode_kernel(
@@ -224,19 +188,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) delta_net_decode_kernel
     const float* __restrict__ a_log, const float* __restrict__ dt_bias,
     const float* __restrict__ norm_weight, float eps, const int* __restrict__ positions,
     const int* __restrict__ state_slots, bf16* conv_state, float* recurrent_state,
-    bf16* __restrict__ out, int B, int HK, int HV) {
-    decode_items<false>(qkvzba, conv_weight, a_log, dt_bias, norm_weight, eps, positions,
-                        state_slots, conv_state, recurrent_state, out, B, HK, HV, nullptr);
+    bf16* __restrict__ out, int HK, int HV) {
+    decode_item<false>(qkvzba, conv_weight, a_log, dt_bias, norm_weight, eps, positions,
+                       state_slots, conv_state, recurrent_state, out, HK, HV, nullptr);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, STREAM_BLOCKS) delta_net_decode_stream_kernel(
+extern "C" __global__ void __launch_bounds__(THREADS, 3) delta_net_decode_many_kernel(
     const bf16* __restrict__ qkvzba, const bf16* __restrict__ conv_weight,
     const float* __restrict__ a_log, const float* __restrict__ dt_bias,
     const float* __restrict__ norm_weight, float eps, const int* __restrict__ positions,
     const int* __restrict__ state_slots, bf16* conv_state, float* recurrent_state,
-    bf16* __restrict__ out, int B, int HK, int HV) {
-    DYNAMIC_SHARED(float4, next_states);
-    decode_items<true>(qkvzba, conv_weight, a_log, dt_bias, norm_weight, eps, positions,
-                       state_slots, conv_state, recurrent_state, out, B, HK, HV, next_states);
+    bf16* __restrict__ out, int HK, int HV) {
+    DYNAMIC_SHARED(float4, states);
+    decode_item<true>(qkvzba, conv_weight, a_log, dt_bias, norm_weight, eps, positions,
+                       state_slots, conv_state, recurrent_state, out, HK, HV, states);
 }
-DYNAMIC_SHARED_BYTES(delta_net_decode_stream, 65536, 65536);
+DYNAMIC_SHARED_BYTES(delta_net_decode_many, 65536, 65536);

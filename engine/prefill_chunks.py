@@ -5,9 +5,8 @@ from __future__ import annotations
 from .capacity import Capacity
 from .sequence import Sequence
 
-CHUNK_TOKENS_PER_DECODE = 32
-MAX_CHUNKS_BY_DECODES = 4
-PROMPTS_PER_DECODE = 2  # as often as there are so many, another chunk
+DECODES_PER_CHUNK = 6  # as often as there are so many, another chunk
+PROMPTS_PER_DECODE = 2
 CHUNK_ALIGNMENT = 64  # the delta rule and attention tile the prompt on this absolute grid
 
 
@@ -15,17 +14,16 @@ def prefill_budget(capacity: Capacity, num_decodes: int, num_prompts: int) -> in
     """The most prompt tokens of a step beside so many decode rows, while so many prompts wait or
     are part done.
 
-    `prefill_chunk` is how long a token of a running sequence may be held up. Large chunks are
-    cheaper by the token, so the budget grows where that costs few or helps many: with the rows,
-    since a step of many takes long by itself, and with the prompts for each row.
+    A chunk is how long a token of a running sequence may be held up. Several in one step are cheaper
+    by the token, so the budget grows where that costs few or helps many: with the rows, since a step
+    of many takes long by itself, and with the prompts for each row.
     """
     if num_decodes == 0:
         return capacity.max_num_batched_tokens
-    chunk = capacity.prefill_chunk
-    by_rows = num_decodes * CHUNK_TOKENS_PER_DECODE // CHUNK_ALIGNMENT * CHUNK_ALIGNMENT
-    by_prompts = num_prompts // (PROMPTS_PER_DECODE * num_decodes) * chunk
-    budget = max(chunk, min(by_rows, MAX_CHUNKS_BY_DECODES * chunk), by_prompts)
-    return min(capacity.max_num_batched_tokens, budget)
+    by_rows = num_decodes // DECODES_PER_CHUNK
+    by_prompts = num_prompts // (PROMPTS_PER_DECODE * num_decodes)
+    chunks = max(1, by_rows, by_prompts)
+    return min(capacity.max_num_batched_tokens, chunks * capacity.prefill_chunk)
 
 
 def issue_prompt_logprobs(seq: Sequence, end: int) -> range:

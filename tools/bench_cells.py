@@ -57,12 +57,12 @@ TABLE = (
          Budget(TPOT, None, None, 3.72)),
     ),
     Cell(
-        _streams(16), 1024, 128, 128, 64,
+        _streams(16), 1024, 128, 192, 64,
         (Budget(RATE, 3000, 3500, 2316), Budget(TTFT, None, None, 295),
          Budget(TPOT, None, None, 4.55)),
     ),
     Cell(
-        _streams(64), 1024, 128, 256, 192,
+        _streams(64), 1024, 128, 384, 192,
         (Budget(RATE, 4700, 5600, 4152), Budget(TTFT, None, None, 498),
          Budget(TPOT, None, None, 10.5)),
     ),
@@ -77,15 +77,15 @@ TABLE = (
          Budget(TPOT, None, None, 6.94)),
     ),
     Cell(
-        Load(qps=1), 1024, 128, 20, 12,
+        Load(qps=1), 1024, 128, 12, 12,
         (Budget(TTFT, None, None, 95), Budget(TPOT, None, None, 3.62)),
     ),
     Cell(
-        Load(qps=2), 1024, 128, 40, 20,
+        Load(qps=2), 1024, 128, 20, 20,
         (Budget(TTFT, None, None, 119), Budget(TPOT, None, None, 5.16)),
     ),
     Cell(
-        Load(qps=16), 1024, 128, 256, 192,
+        Load(qps=16), 1024, 128, 192, 192,
         (Budget(RATE, None, None, 2044), Budget(TTFT, 60, 35, 200), Budget(TPOT, 8, 5, 29.0)),
     ),
     Cell(_streams(1), 2048, 1, 16, 8, (Budget(TTFT, None, None, 93),)),

@@ -193,12 +193,10 @@ def delta_net_decode(
     _, value_heads, key_dim, value_dim = recurrent_state.shape
     key_heads = (conv_state.shape[2] - value_heads * value_dim) // (2 * key_dim)
     assert key_dim == value_dim == HEAD
-    # As many rows at a time as multiprocessors have place for, two blocks on each; the same number
-    # of turns for all.
-    turns = -(-batch.num_rows // max(1, 2 * kernels.num_multiprocessors // value_heads))
+    few = batch.num_rows * value_heads <= 2 * kernels.num_multiprocessors
     kernels.launch(
-        "delta_net_decode" if turns == 1 else "delta_net_decode_stream",
-        (value_heads, -(-batch.num_rows // turns), 1),
+        "delta_net_decode" if few else "delta_net_decode_many",
+        (value_heads, batch.num_rows, 1),
         256,
         qkvzba,
         conv_weight,
@@ -211,7 +209,6 @@ def delta_net_decode(
         conv_state,
         recurrent_state,
         out,
-        batch.num_rows,
         key_heads,
         value_heads,
     )
