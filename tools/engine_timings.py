@@ -21,11 +21,12 @@ _WARM_TOKENS = 8
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds: `wall` from the step before to this one being read, `host` of the thread in it,
+    """`context`: the mean of the decode rows, this token included. Seconds: `wall` from the step before to this one being read, `host` of the thread in it,
     `busy` and `idle` on the device's clock (see `StepTiming`)."""
 
     num_prefills: int
     num_decodes: int
+    context: float
     wall: float
     host: float
     busy: float
@@ -56,7 +57,8 @@ def run_requests(runner: ModelRunner, sequences: Iterable[Sequence]) -> list[Ste
         now = time.perf_counter()
         host = now - begin - (waited - submitted)
         times = now - last, host, step.timing.busy, step.timing.idle
-        steps.append(Step(len(batch.prefills), len(batch.decodes), *times))
+        context = float(np.mean([d.position + 1 for d in batch.decodes] or [0]))
+        steps.append(Step(len(batch.prefills), len(batch.decodes), context, *times))
         last = now
     return steps
 
@@ -79,13 +81,17 @@ def timings(
 ) -> Iterator[dict[str, Any]]:
     vocab = runner.vocab_limit
     for rows in batches:
-        # the first are ready while the last are still prompts: time steps in which all decode
-        tokens = _WARM_TOKENS + _TOKENS + rows * context // runner.capacity.prefill_chunk
-        steps = run_requests(runner, random_sequences(rows, context, tokens, vocab))
+        # The first are ready while the last are still prompts. Of the steps in which all decode,
+        # those nearest to the context; prompts are shorter by what most of them will have grown.
+        ramp = rows * context // runner.capacity.prefill_chunk
+        length = max(1, context - (_TOKENS + ramp) // 2)
+        sequences = random_sequences(rows, length, _WARM_TOKENS + _TOKENS + ramp, vocab)
+        steps = run_requests(runner, sequences)
         full = [step for step in steps if not step.num_prefills and step.num_decodes == rows]
-        full = full[_WARM_TOKENS:]
+        full = sorted(full[_WARM_TOKENS:], key=lambda step: abs(step.context - context))[:_TOKENS]
         yield {
             "what": f"decode step, batch {rows}, context {context}",
+            "mean context": statistics.mean(step.context for step in full),
             "ms": 1e3 * statistics.median(step.wall for step in full),
             "busy ms": 1e3 * statistics.median(step.busy for step in full),
             "idle ms": 1e3 * statistics.median(step.idle for step in full),

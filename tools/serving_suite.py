@@ -64,8 +64,8 @@ class Suite:
         """A server that is ready; stopped as a container is, by SIGTERM."""
         port = free_port()
         words = self.serve_words(size or self.options.size)
-        command = [sys.executable, "-m", "deltaserve.server.cli", "serve", *words, *flags]
-        command += ["--port", str(port), *self.options.serve_flags.split()]
+        command = [sys.executable, "-m", "deltaserve.server.cli", "serve", *words]
+        command += [*self.options.serve_flags.split(), *flags, "--port", str(port)]
         began = time.monotonic()
         with self.out.with_name(f"{self.out.stem}.{name}.server.log").open("wb") as log:
             process = subprocess.Popen(
