@@ -14,9 +14,9 @@ def prefill_budget(capacity: Capacity, num_decodes: int, num_prompts: int) -> in
     """The most prompt tokens of a step beside so many decode rows, while so many prompts wait or
     are part done.
 
-    A chunk is how long a token of a running sequence may be held up. Several in one step are cheaper
-    by the token, so the budget grows where that costs few or helps many: with the rows, since a step
-    of many takes long by itself, and with the prompts for each row.
+    A chunk is how long a token of a running sequence may be held up. Several in one step are
+    cheaper by the token, so the budget grows where that costs few or helps many: with the rows,
+    since a step of many takes long by itself, and with the prompts for each row.
     """
     if num_decodes == 0:
         return capacity.max_num_batched_tokens

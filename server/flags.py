@@ -152,8 +152,8 @@ def _add_scheduling(parser: Parser) -> None:
         "--prefill-chunk",
         type=_auto_int,
         metavar="N|auto",
-        help="prompt tokens of a step in which something decodes, more where many do or many prompts "
-        "wait; auto is 128 on the CPU, 1024 on CUDA",
+        help="prompt tokens of a step in which something decodes, more where many do or many "
+        "prompts wait; auto is 128 on the CPU, 1024 on CUDA",
     )
     add(
         "--max-queue",

@@ -37,6 +37,18 @@ def test_table_and_equal_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert graphs == eager and len(set(graphs)) == 4
 
 
+def test_the_share_of_the_engine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = "c=1 1/256"
+    monkeypatch.setattr(serving_suite, "ALONE", ((1,), 1, 256))
+    words = ("--only", "table", "engine", "--quick", "--cells", cell, "--rounds", "2")
+    status, found = run(tmp_path / "result.json", *words, "--min-share", "1000")
+    (alone,) = found["results"]["engine"]
+    served = found["results"]["table"]["cells"][0]["median"]["output_tokens_per_s"]
+    assert alone["served_share"] == pytest.approx(served / alone["output_tokens_per_s"])
+    assert status == 1
+    assert found["failures"] == [f"engine: {cell}: {alone['served_share']:.3f} of it served"]
+
+
 def test_a_server_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
     status, found = run(
         tmp_path / "result.json", "--only", "table", "--serve-flags=--kv-cache-memory=1"

@@ -21,8 +21,9 @@ _WARM_TOKENS = 8
 
 @dataclass(frozen=True)
 class Step:
-    """`context`: the mean of the decode rows, this token included. Seconds: `wall` from the step before to this one being read, `host` of the thread in it,
-    `busy` and `idle` on the device's clock (see `StepTiming`)."""
+    """`context`: the mean of the decode rows, this token included. Seconds: `wall` from the step
+    before to this one being read, `host` of the thread in it, `busy` and `idle` on the device's
+    clock (see `StepTiming`)."""
 
     num_prefills: int
     num_decodes: int

@@ -7,6 +7,8 @@ equal:       the c=64 and c=256 cells with CUDA graphs, without, and with so few
              requests are preempted: the same outputs, and some preempted.
 loads, soak: tools/server_checks.py mixed and overload, and soak.
 sizes:       9B and 27B: c=1 and c=64.
+engine:      tools/bench_engine.py, what the same requests take without HTTP; after `table`, the
+             share of it that its cells reach must be at least --min-share.
 
 Without --model-path: random weights of true shapes. FILE gets every tool's JSON; what the servers
 and tools say goes to files beside it. Prints a line a part; exits with 1 if anything fails.
@@ -38,6 +40,8 @@ from tools.model_shapes import SIZES
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0
 LOADED_CELLS = ("c=64 1024/128", "c=256 1024/128")
+ALONE = (64, 256), 1024, 128
+"""Streams, prompt and output tokens of the cells that are also run without HTTP."""
 FEW_BLOCKS = "1500M"
 """Of KV cache: about 40 sequences of 1,152 tokens of 4B."""
 
@@ -195,12 +199,41 @@ def sizes(suite: Suite) -> None:
             suite.results[size] = server.run("bench_serving", *words)
 
 
+def engine(suite: Suite) -> None:
+    path = suite.out.with_name(f"{suite.out.stem}.engine.json")
+    streams, prompt, output = ALONE
+    words = ["--concurrency", *map(str, streams)]
+    words += ["--input-len", str(prompt), "--output-len", str(output)]
+    command = [sys.executable, "-m", "tools.bench_engine", *suite.serve_words(suite.options.size)]
+    command += [*words, "--rounds", str(suite.options.rounds), "--json", str(path)]
+    with path.with_suffix(".log").open("wb") as log:
+        status = subprocess.call(
+            command, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT
+        )
+    if status != 0:
+        suite.failures.append(f"engine: bench_engine ended with {status}")
+        return
+    found = json.loads(path.read_text())
+    suite.results["engine"] = found
+    served = {
+        cell["name"]: cell["median"]["output_tokens_per_s"]
+        for cell in suite.results.get("table", {"cells": []})["cells"]
+    }
+    for alone in found:
+        name = f"c={alone['concurrency']} {prompt}/{output}"
+        if name in served:
+            alone["served_share"] = served[name] / alone["output_tokens_per_s"]
+            if alone["served_share"] < suite.options.min_share:
+                suite.failures.append(f"engine: {name}: {alone['served_share']:.3f} of it served")
+
+
 PARTS: dict[str, Callable[[Suite], None]] = {
     "table": table,
     "equal": equal,
     "loads": loads,
     "soak": soak,
     "sizes": sizes,
+    "engine": engine,
 }
 
 
@@ -216,6 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--recheck", type=int, default=64, help="of table: requests of a cell to repeat alone")
     add("--cells", nargs="+", default=[], help="of table: these alone")
     add("--few-blocks", default=FEW_BLOCKS, help="of equal: KV cache that forces preemption")
+    add("--rounds", type=int, default=4, help="of engine: requests per stream")
+    add("--min-share", type=float, default=0.9)
     add("--soak-seconds", type=float, default=300.0)
     options = parser.parse_args(arguments)
     options.cells = ["--cells", *options.cells] if options.cells else []

@@ -2,10 +2,10 @@
 
 A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N
 counts weight rows. Persistent ones may have `_early` after that (the kernel starts early, as stream
-tiles always do), then `_x2` (two programs a multiprocessor) and then `_map` (fp32 sums of one segment go
-out through a tensor map, as bf16 always does). `decode_<BLOCK_N>x<BLOCK_M>` is a kernel
-of cuda/gemm_decode.cu. A form is what a GEMM stores: "bf16", "fp32" (logits, or
-ordered partial sums) or "silu_mul".
+tiles always do), then `_x2` (two programs a multiprocessor) and then `_map` (fp32 sums of one
+segment go out through a tensor map, as bf16 always does). `decode_<BLOCK_N>x<BLOCK_M>` is a kernel
+of cuda/gemm_decode.cu. A form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial
+sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
 

@@ -58,7 +58,7 @@ CANDIDATES = (
 GROUPED_TILES = ("stream_64x16x128_s4_w4", "stream_128x128x64_s3_w8")
 MAX_GROUPS = 256
 FP32_STORE_PARTS = 4
-"""In which a tile of fp32 sums goes through shared memory, beside a ring of as many stages as it is."""
+"""A tile of fp32 sums goes through shared memory in so many, beside the ring of stages."""
 
 
 @dataclass(frozen=True)
