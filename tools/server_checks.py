@@ -8,8 +8,9 @@ soak:     random prompts, lengths and aborts for --seconds.
 
 After each, nothing runs and no block or slot is in use; the same request gives the same output as
 before; and the memory of the server's processes (--pid, with its children) and of the GPU is what
-it was, to --memory-slack MiB (the caches of the CPU backend become resident as they are first used:
-give it their size there). Exits with 1 if anything fails.
+it was (for overload: after a first one like its last wave), to --memory-slack MiB (the caches of
+the CPU backend become resident as they are first used: give it their size there). Exits with
+1 if anything fails.
 """
 
 from __future__ import annotations
@@ -123,15 +124,9 @@ async def mixed(server: Server, args: argparse.Namespace) -> dict[str, Any]:
 
 async def overload(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     waves, failures = [], []
-    for count, prompt_len, max_tokens in WAVES:
-        count, prompt_len = max(1, int(count * args.scale)), max(1, int(prompt_len * args.scale))
+    for count, prompt_len, max_tokens in scaled(args.scale):
         began = time.monotonic()
-        outcomes = await asyncio.gather(
-            *(
-                server.complete(f"wave {prompt_len} {i}", prompt_len, max_tokens)
-                for i in range(count)
-            )
-        )
+        outcomes = await wave(server, count, prompt_len, max_tokens)
         refused = sum(o.error is not None and o.error.startswith(REFUSALS) for o in outcomes)
         failures += _faults(outcomes, REFUSALS)
         failures += [
@@ -142,6 +137,16 @@ async def overload(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         seconds = round(time.monotonic() - began, 1)
         waves.append({"requests": count, "prompt": prompt_len, "refused": refused, "s": seconds})
     return {"waves": waves, "failures": failures[:10]}
+
+
+async def wave(server: Server, count: int, prompt_len: int, max_tokens: int) -> list[Outcome]:
+    name = f"wave {prompt_len}"
+    requests = (server.complete(f"{name} {i}", prompt_len, max_tokens) for i in range(count))
+    return await asyncio.gather(*requests)
+
+
+def scaled(scale: float) -> list[tuple[int, int, int]]:
+    return [(max(1, int(n * scale)), max(1, int(length * scale)), out) for n, length, out in WAVES]
 
 
 async def soak(server: Server, args: argparse.Namespace) -> dict[str, Any]:
@@ -184,6 +189,8 @@ async def run_checks(args: argparse.Namespace) -> dict[str, Any]:
     known = await server.complete("known", min(200, server.max_model_len // 2), 32)
     results: dict[str, Any] = {}
     for name in args.only:
+        if name == "overload":  # an interpreter keeps some of the most it has held at once
+            await wave(server, *scaled(args.scale)[-1])
         before = server.memory_mib()
         result = await CHECKS[name](server, args)
         failures = result["failures"]
