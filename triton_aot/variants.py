@@ -8,52 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from architectures import KIB, MAX_SHARED, capability
-from gemm_tiles import FORMS, Tile, read_table, used_tiles
-
-# Tiles that tools/tune_gemm.py tries besides those in use; compiled with --candidates.
-CANDIDATES = (
-    "stream_64x16x128_s3_w4",
-    "stream_64x16x128_s4_w4",
-    "stream_64x16x128_s6_w4",
-    "stream_64x32x128_s4_w4",
-    "stream_64x32x256_s3_w4",
-    "stream_128x32x128_s4_w8",
-    "stream_64x64x64_s6_w4",
-    "stream_64x64x128_s4_w4",
-    "stream_128x64x64_s4_w4",
-    "stream_64x128x64_s4_w4",
-    "stream_128x128x64_s4_w8",
-    "persistent_32x64x128_s4_w4_early_x2",
-    "persistent_48x64x64_s7_w4_early_x2",
-    "persistent_64x64x64_s8_w4",
-    "persistent_64x64x128_s6_w4_early",
-    "persistent_80x64x128_s5_w4_early",
-    "persistent_96x64x128_s5_w4",
-    "persistent_96x64x128_s5_w4_early",
-    "persistent_144x64x64_s7_w4",
-    "persistent_144x64x64_s7_w4_early",
-    "persistent_144x64x128_s4_w4_early",
-    "persistent_160x64x64_s7_w4",
-    "persistent_160x64x128_s4_w4",
-    "persistent_96x128x64_s7_w4",
-    "persistent_96x128x64_s7_w8",
-    "persistent_128x128x64_s5_w8",
-    "persistent_144x128x64_s5_w8",
-    "persistent_128x128x64_s3_w8_x2",
-    "persistent_160x128x64_s5_w4",
-    "persistent_160x128x64_s5_w4_early",
-    "persistent_160x128x64_s5_w8",
-    "persistent_192x128x64_s5_w8",
-    "persistent_256x128x64_s3_w8",
-    "persistent_256x128x64_s4_w8",
-    "persistent_256x128x64_s3_w8_map",
-    "persistent_128x128x64_s5_w8_map",
-    "persistent_288x128x64_s4_w8",
-    "persistent_288x128x64_s4_w8_early",
-    "persistent_128x256x64_s3_w8",
-    "persistent_160x256x64_s4_w8",
-    "persistent_192x256x64_s4_w8",
-)
+from gemm_tiles import CANDIDATES, FORMS, Tile, read_table, used_tiles
 
 GROUPED_TILES = ("stream_64x16x128_s4_w4", "stream_128x128x64_s3_w8")
 MAX_GROUPS = 256
