@@ -7,7 +7,8 @@
 Each time is the mean over launches in one CUDA graph that rotates among at least 400 MB of
 weights, states or KV blocks (tools/op_benchmarks.py). The roofline is the larger of the bytes an op
 must move at the card's read bandwidth and its matrix FLOPs at the matrix rate. `--only` takes parts
-of op names. Prints a table; the JSON also names the kernels of each op with their hashes in the
+of op names. Under load the clocks fall, so each case has a pause before it (--pause) and then runs for
+20 ms before it is timed. Prints a table; the JSON also names the kernels of each op with their hashes in the
 manifest.
 """
 
@@ -18,6 +19,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ MATRIX_RATE = 790e12
 MAX_COPIES = 64
 MIN_LAUNCHES = 8
 SETTLE = 20e3
+PAUSE = "seconds before each case: what the one before drew lowers the clocks of the next"
 
 
 class RecordingKernels:
@@ -53,12 +56,14 @@ def roofline_microseconds(moved: float, flops: float) -> float:
     return 1e6 * max(moved / READ_BANDWIDTH, flops / MATRIX_RATE)
 
 
-def timed(cupy: Any, case: Any, kernels: RecordingKernels) -> dict[str, Any]:
+def timed(cupy: Any, case: Any, kernels: RecordingKernels, pause: float) -> dict[str, Any]:
     """A row of the result."""
     copies = min(copies_for(case.rotated), MAX_COPIES) if case.rotated else 1
     made = [case.make() for _ in range(copies)]
     launches = [launch for group in made for launch in group] * max(1, MIN_LAUNCHES // copies)
     kernels.launched.clear()
+    cupy.cuda.Device().synchronize()
+    time.sleep(pause)
     us = graph_microseconds(cupy, launches, settle_microseconds=SETTLE) * len(made[0])
     return {
         "op": case.op,
@@ -153,6 +158,7 @@ def main() -> int:
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--tokens", nargs="*", type=int, default=[128, 1024, 8192])
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--pause", type=float, default=0.3, help=PAUSE)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     make_importable()
@@ -183,7 +189,7 @@ def main() -> int:
             if options.only and not any(word in case.op for word in options.only):
                 continue
             try:
-                results.append({"model": model, **timed(cupy, case, kernels)})
+                results.append({"model": model, **timed(cupy, case, kernels, options.pause)})
             except Exception as error:
                 failures.append(f"{model} {case.op} {case.size}: {error!r}")
             pool.free_all_blocks()
@@ -194,6 +200,7 @@ def main() -> int:
             "compilers": manifest["compilers"],
             "kernels": {name: entries[name]["hash"] for name in used},
             "failures": failures,
+            "pause": options.pause,
             "rows": results,
         }
         out.write_text(json.dumps(summary, indent=1) + "\n")
