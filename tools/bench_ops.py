@@ -7,9 +7,9 @@
 Each time is the mean over launches in one CUDA graph that rotates among at least 400 MB of
 weights, states or KV blocks (tools/op_benchmarks.py). The roofline is the larger of the bytes an op
 must move at the card's read bandwidth and its matrix FLOPs at the matrix rate. `--only` takes parts
-of op names. Under load the clocks fall, so each case has a pause before it (--pause) and then runs for
-20 ms before it is timed. Prints a table; the JSON also names the kernels of each op with their hashes in the
-manifest.
+of op names. Under load the clocks fall, so each case has a pause before it (--pause) and then runs
+for 20 ms before it is timed. Prints a table; the JSON also names the kernels of each op with their
+hashes in the manifest.
 """
 
 from __future__ import annotations
