@@ -69,7 +69,13 @@ CUDA = DeviceKind(
     max_snapshots=1 << 20,
 )
 
-_SETTINGS = ("kv_cache_memory", "snapshot_memory", "max_num_seqs", "max_num_batched_tokens")
+_SETTINGS = (
+    "kv_cache_memory",
+    "snapshot_memory",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "prefill_chunk",
+)
 """What a config may ask too much of, in the order in which a smaller value is proposed."""
 
 
@@ -223,15 +229,18 @@ def _largest(
     kind: DeviceKind,
     workspace_bytes: WorkspaceBytes,
 ) -> int | None:
-    """The largest value below the config's with which the plan fits; None if there is none."""
+    """The largest value below the config's with which the plan fits; None if there is none. A
+    prefill chunk above a smaller budget shrinks with it."""
     asked: int | None = getattr(config, name)
     if asked is None:
         return None
-    grid = 64 if name == "max_num_batched_tokens" else 1
+    grid = 64 if name in ("max_num_batched_tokens", "prefill_chunk") else 1
 
     def fits(value: int) -> bool:
         try:
             changed: dict[str, Any] = {name: value * grid}
+            if name == "max_num_batched_tokens" and config.prefill_chunk is not None:
+                changed["prefill_chunk"] = min(config.prefill_chunk, value * grid)
             smaller = dataclasses.replace(config, **changed)
             _plan(model, smaller, free, kind, workspace_bytes)
         except ValueError:

@@ -22,10 +22,14 @@ def read_config_file(path: str, parser: Parser) -> dict[str, object]:
     switches = switch_names(parser)
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
     arguments = []
+    seen = set()
     for key, value in entries.items():
         name = key.replace("-", "_")
         if name not in actions or name == "config":
             raise UsageError(f"--config {path}: unknown name {key!r} (--help lists the flags)")
+        if name in seen:  # TOML takes a name with - and one with _ for two
+            raise UsageError(f"--config {path}: {key!r} is there twice")
+        seen.add(name)
         flag = "--" + name.replace("_", "-")
         repeats = type(actions[name]).__name__ == "_AppendAction"
         values = value if isinstance(value, list) and repeats else [value]

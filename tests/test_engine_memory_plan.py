@@ -81,28 +81,36 @@ def test_plan_refuses_with_numbers(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked"),
+    ("name", "asked", "others"),
     [
-        ("max_num_seqs", 10_000),
-        ("kv_cache_memory", 1 << 30),
-        ("snapshot_memory", 1 << 30),
-        ("max_num_batched_tokens", 1 << 20),
+        ("max_num_seqs", 10_000, {}),
+        ("kv_cache_memory", 1 << 30, {}),
+        ("snapshot_memory", 1 << 30, {}),
+        ("max_num_batched_tokens", 1 << 20, {}),
+        ("prefill_chunk", 1 << 20, {"max_num_batched_tokens": None}),
     ],
 )
 def test_a_refusal_proposes_the_largest_value_that_fits(
-    directory: Path, name: str, asked: int
+    directory: Path, name: str, asked: int, others: dict[str, Any]
 ) -> None:
     model, available = ModelConfig.from_hf(directory), 64 << 20
-    config = dataclasses.replace(engine_config(directory), **{name: asked})
+    config = dataclasses.replace(engine_config(directory), **{name: asked}, **others)
     with pytest.raises(ValueError, match=f"{name} [0-9]+ would fit") as refused:
         plan_memory(model, config, available)
     found = re.search(f"{name} ([0-9]+) would fit", str(refused.value))
     assert found is not None
     largest = int(found[1])
     plan_memory(model, dataclasses.replace(config, **{name: largest}), available)
-    step = 64 if name == "max_num_batched_tokens" else 1
+    step = 64 if name in ("max_num_batched_tokens", "prefill_chunk") else 1
     with pytest.raises(ValueError, match="too small"):
         plan_memory(model, dataclasses.replace(config, **{name: largest + step}), available)
+
+
+def test_a_budget_is_proposed_that_a_large_prefill_chunk_has_to_follow(directory: Path) -> None:
+    model, available = ModelConfig.from_hf(directory), 64 << 20
+    large = {"max_num_batched_tokens": 1 << 20, "prefill_chunk": 1 << 20}
+    with pytest.raises(ConfigError, match="max_num_batched_tokens [0-9]+ would fit"):
+        plan_memory(model, dataclasses.replace(engine_config(directory), **large), available)
 
 
 @pytest.mark.parametrize(

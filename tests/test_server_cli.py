@@ -135,6 +135,7 @@ CONFIG_FILES = [
     ("cuda-graph = 1", "cuda-graph", "true or false"),
     ('host = ["a"]', "host", "a number or a string"),
     ("prot = 1", "'prot'", "unknown name"),
+    ("max-queue = 1\nmax_queue = 2", "'max_queue'", "twice"),
     ('config = "other.toml"', "'config'", "unknown name"),
     ("[server]\nport = 1", "'server'", "unknown name"),
     ("port = ", "not valid TOML", "Invalid value"),
