@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,15 @@ def test_vision_language_model_that_transformers_saved(tmp_path: Path, tied: boo
     model = Qwen3_5ForConditionalGeneration(config)
     model.save_pretrained(tmp_path)
     check(tmp_path, model, overrides)
+
+
+def test_a_checkpoint_that_transformers_wrote_by_its_own_fixture(tmp_path: Path) -> None:
+    """tools/gpu_verify.py, here on the CPU."""
+    from tools.gpu_verify import main
+
+    out = tmp_path / "result.json"
+    words = ["--size", "small", "--device", "cpu", "--lengths", "1", "70", "--out", str(out)]
+    assert main([*words, "--folder", str(tmp_path)]) == 0
+    checks = json.loads(out.read_text())["checks"]
+    assert [check["status"] for check in checks.values()] == [0, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

@@ -59,6 +59,7 @@ PARTS = (
     _tool("model_27B", 45, "gpu_model_check --only parity --sizes 27B --lengths 1 7 64 128 4097"),
     _tool("model_2B", 35, "gpu_model_check --only parity --sizes 2B"),
     _tool("model_9B", 45, "gpu_model_check --only parity --sizes 9B"),
+    _tool("verify_4B", 40, "gpu_verify --size 4B"),
     _tool("prefix_bits", 15, "bench_prefix_cache --size 4B --only bits"),
     _tool("memcheck", 25, f"{_SANITIZED} gemm_decode", "memcheck"),
     _tool("racecheck", 90, f"{_SANITIZED} gemm_decode", "racecheck"),
