@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,9 +160,45 @@ def test_comparison_shows_ratios_and_equal_outputs() -> None:
 
 
 def test_a_load_is_one_of_two() -> None:
-    for wrong in ({}, {"concurrency": 2, "qps": 1.0}, {"concurrency": 0}, {"qps": -1.0}):
+    for wrong in (
+        {},
+        {"concurrency": 2, "qps": 1.0},
+        {"concurrency": 0},
+        {"qps": -1.0},
+        {"qps": math.nan},
+        {"qps": math.inf},
+    ):
         with pytest.raises(ValueError, match="a load is"):
             Load(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--table", "--cells", "c=4", "c=5"], "--cells: the table has no c=5"),
+        (["--extra-body", "{"], "--extra-body: not valid JSON"),
+        (["--extra-body", "[1]"], "--extra-body: must be a JSON object"),
+        (["--compare", "nowhere.json"], "nowhere.json"),
+        (["--compare", "README.md"], "README.md: not valid JSON"),
+        (["--compare", "models/demo/config.json"], "config.json: no result"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_line(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert bench_serving.main(["--url", server.url, "--model", "m", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("bench_serving: ") and message in line
+    assert server.bodies == []
+
+
+def test_plots_without_matplotlib_are_refused_before_a_request(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    flags = ["--url", server.url, "--model", "m", "--concurrency", "1", "--plots", "plots"]
+    assert bench_serving.main(flags) == 2
+    assert "--plots needs matplotlib" in capsys.readouterr().err and server.bodies == []
 
 
 def test_the_table_measures_every_cell_of_the_budgets(

@@ -109,7 +109,7 @@ def test_a_refusal_proposes_the_largest_value_that_fits(
 def test_a_budget_is_proposed_that_a_large_prefill_chunk_has_to_follow(directory: Path) -> None:
     model, available = ModelConfig.from_hf(directory), 64 << 20
     large = {"max_num_batched_tokens": 1 << 20, "prefill_chunk": 1 << 20}
-    with pytest.raises(ConfigError, match="max_num_batched_tokens [0-9]+ would fit"):
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens [0-9]+ would fit"):
         plan_memory(model, dataclasses.replace(engine_config(directory), **large), available)
 
 

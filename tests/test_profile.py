@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,6 +158,29 @@ def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {row["op"] for row in prefill["ops"]} >= {"delta_rule_prefill", "causal_conv1d"}
     assert all(row["microseconds"] > 0 for cell in (decode, prefill) for row in cell["ops"])
     assert "attention_decode" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model-path", "nowhere"],
+        ["--size", "5B"],
+        ["--decode", "0"],
+        ["--prefill", "-3"],
+        ["--decode", "1", "--context", "0"],
+        ["--decode", "1", "--context", "100000"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_profiled_is_said_in_a_line(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(profile.main(["--model-path", str(model), "--device", "cpu", *flags]))
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("profile") or ": error: " in last
 
 
 def test_a_profiler_that_is_missing_is_named(

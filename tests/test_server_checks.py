@@ -57,3 +57,36 @@ def test_gaps_beyond_the_limit_fail_the_check(server: ServerProcess, tmp_path: P
     flags = ["--mixed-tokens", "100", "--settle", "0", "--max-gap", "0.0001"]
     code, result = check(server, tmp_path, "mixed", 50, *flags)
     assert code == 1 and any("of the gaps" in failure for failure in result["failures"])
+
+
+@pytest.mark.parametrize("flags", [["--seconds", "0"], ["--streams", "0"], ["--seconds", "nan"]])
+def test_a_soak_of_nothing_fails(server: ServerProcess, tmp_path: Path, flags: list[str]) -> None:
+    code, result = check(server, tmp_path, "soak", 50, "--seconds", "0.1", *flags)
+    assert code == 1 and "no request was completed" in result["failures"][0]
+
+
+def test_long_prompts_that_do_not_fit_fail_the_check(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_checks, "LONG_PROMPTS", (1 << 30,))
+    flags = ["--mixed-tokens", "100", "--settle", "0"]
+    code, result = check(server, tmp_path, "mixed", 50, *flags)
+    assert code == 1 and "no long prompt fits" in result["failures"][0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pid", str(1 << 30)], "there is no such process"),
+        (["--url", "http://127.0.0.1:1"], "refused"),
+        (["--url", "nowhere"], "unknown url"),
+        (["--token-ids", "9", "3"], "holds none"),
+    ],
+)
+def test_what_cannot_be_checked_is_said_in_a_line(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    common = ["--url", server.url, "--token-ids", "50", "100", "--only", "soak", "--seconds", "0.1"]
+    assert server_checks.main([*common, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("server_checks: ") and message in line

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -28,7 +29,8 @@ class Load:
 
     def __post_init__(self) -> None:
         value = self.concurrency if self.qps is None else self.qps
-        if (self.concurrency is None) == (self.qps is None) or value is None or value <= 0:
+        one = (self.concurrency is None) != (self.qps is None)
+        if not one or value is None or not 0 < value < math.inf:
             raise ValueError("a load is a positive number of streams or of requests a second")
 
     def __str__(self) -> str:

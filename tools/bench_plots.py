@@ -21,10 +21,8 @@ def plot_results(results: Sequence[tuple[str, Row]], folder: Path) -> list[Path]
 
     A plot with fewer than two loads of a shape is left out.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise SystemExit("--plots needs matplotlib (pip install '.[bench]')") from error
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

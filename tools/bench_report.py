@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tools.bench_answers import Outcome
 from tools.bench_load import RunTimes
 
+FORMAT = 1  # of a result file
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 _PERCENTILES = (50, 90, 95, 99)
 _RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
 
 Row = dict[str, Any]
+
+
+def read_result(name: str) -> Row:
+    """Raises ValueError for what is no result, OSError for what cannot be read."""
+    result = read_object(Path(name).read_text(), name)
+    if result.get("format") != FORMAT:
+        raise ValueError(f"{name}: no result of this benchmark")
+    return result
+
+
+def read_object(text: str, what: str) -> Row:
+    """Raises ValueError, naming `what`, for other than a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{what}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: must be a JSON object")
+    return value
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

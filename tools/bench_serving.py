@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import sys
 import time
@@ -31,9 +32,17 @@ from tools.bench_cells import TABLE, Budget
 from tools.bench_client import Client
 from tools.bench_data import FilePrompts, Prompts, RandomPrompts
 from tools.bench_load import PATH, Load, run
-from tools.bench_report import budget_table, comparison_table, over_runs, result_table, summarise
+from tools.bench_report import (
+    FORMAT,
+    budget_table,
+    comparison_table,
+    over_runs,
+    read_object,
+    read_result,
+    result_table,
+    summarise,
+)
 
-FORMAT = 1
 WARM_UP_TOKENS = 8
 
 
@@ -135,12 +144,14 @@ class Bench:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _arguments(arguments)
-    if args.compare:
-        results = [(Path(name).stem, json.loads(Path(name).read_text())) for name in args.compare]
-        print(comparison_table(results))
-        _plot(results, args.plots)
-        return 0
     try:
+        if args.plots is not None and importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--plots needs matplotlib (pip install '.[bench]')")
+        if args.compare:
+            results = [(Path(name).stem, read_result(name)) for name in args.compare]
+            print(comparison_table(results))
+            _plot(results, args.plots)
+            return 0
         jobs = _jobs(args)
         result = _run(_measure(args, jobs))
     except (ValueError, OSError) as error:
@@ -167,7 +178,7 @@ async def _measure(args: argparse.Namespace, jobs: list[Job]) -> dict[str, Any]:
     """Writes --json after each cell, so that what was measured survives an interruption."""
     model = args.model or _get(args, "/v1/models")["data"][0]["id"]
     fields = {"model": model, "temperature": args.temperature, "ignore_eos": True}
-    fields |= json.loads(args.extra_body)
+    fields |= read_object(args.extra_body, "--extra-body")
     if args.temperature > 0:
         fields.setdefault("seed", args.seed)
     client = Client(args.url, api_key=args.api_key, timeout=args.timeout)
@@ -196,6 +207,9 @@ async def _measure(args: argparse.Namespace, jobs: list[Job]) -> dict[str, Any]:
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
     if args.table:
+        unknown = set(args.cells or ()) - {n for c in TABLE for n in (c.name, str(c.load))}
+        if unknown:
+            raise ValueError(f"--cells: the table has no {', '.join(sorted(unknown))}")
         return [
             Job(
                 cell.name,

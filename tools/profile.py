@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu_check import make_importable
+from tools.model_shapes import SIZES
 
 NSYS = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--capture-range=cudaProfilerApi")
 NCU = ("--profile-from-start", "off", "--nvtx", "--set", "full")
@@ -38,9 +39,23 @@ def main(arguments: list[str] | None = None) -> int:
     if args.nsys or args.ncu:
         return _under_profiler(args, arguments if arguments is not None else sys.argv[1:])
     make_importable()
+    from deltaserve.engine.config import ConfigError
+    from deltaserve.engine.json_section import CheckpointError
+    from deltaserve.engine.request_queue import RequestTooLargeError
+
+    try:
+        return _profile(args)
+    except (ConfigError, CheckpointError, RequestTooLargeError, OSError) as error:
+        print(f"profile: {error}", file=sys.stderr)
+        return 2
+
+
+def _profile(args: argparse.Namespace) -> int:
     from tools.launch_log import cell_tables
     from tools.profile_steps import Kind, Profile
 
+    if args.model_path is not None and not Path(args.model_path).is_dir():
+        raise FileNotFoundError(f"--model-path {args.model_path}: there is no such directory")
     kinds = [Kind(rows, args.context, True) for rows in args.decode]
     kinds += [Kind(1, tokens, False) for tokens in args.prefill]
     profile = Profile(
@@ -61,6 +76,12 @@ def main(arguments: list[str] | None = None) -> int:
     for cell in cells:
         print(f"\n{cell_tables(cell, args.top)}")
     return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text!r}")
+    return int(text)
 
 
 def _plain(cell: Any) -> dict[str, Any]:
@@ -90,19 +111,26 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--size", default="4B", help="of random weights: 0.8B 2B 4B 9B 27B, small")
+    add("--size", default="4B", choices=SIZES, help="of random weights")
     add("--model-path", help="a checkpoint instead")
     add("--device", default="auto", choices=("auto", "cuda", "cpu"))
     add(
         "--decode",
-        type=int,
+        type=_positive,
         nargs="*",
         default=[],
         metavar="ROWS",
         help="steps of so many rows (default: 1, and a prompt of 1024)",
     )
-    add("--context", type=int, default=1024, help="tokens before each of those rows")
-    add("--prefill", type=int, nargs="*", default=[], metavar="TOKENS", help="a prompt in one step")
+    add("--context", type=_positive, default=1024, help="tokens before each of those rows")
+    add(
+        "--prefill",
+        type=_positive,
+        nargs="*",
+        default=[],
+        metavar="TOKENS",
+        help="a prompt in one step",
+    )
     add("--peak-bandwidth", type=float, metavar="TB/S", help="default: known by the card's name")
     add("--peak-flops", type=float, metavar="TFLOP/S", help="dense bf16; the same")
     add("--top", type=int, default=30, help="lines of a table")

@@ -9,8 +9,8 @@ soak:     random prompts, lengths and aborts for --seconds.
 After each, nothing runs and no block or slot is in use; the same request gives the same output as
 before; and the memory of the server's processes (--pid, with its children) and of the GPU is what
 it was (for overload: after a first one like its last wave), to --memory-slack MiB (the caches of
-the CPU backend become resident as they are first used: give it their size there). Exits with
-1 if anything fails.
+the CPU backend become resident as they are first used: give it their size there). A check in which
+nothing was tried fails. Exits with 1 if anything fails, 2 with a line if it cannot be tried.
 """
 
 from __future__ import annotations
@@ -93,8 +93,10 @@ class Server:
     def memory_mib(self) -> dict[str, float]:
         """Of the server's processes, and of the GPU."""
         found: dict[str, float] = {}
-        if self._args.pid:
+        if self._args.pid is not None:
             found["host"] = sum(_resident_mib(pid) for pid in _family(self._args.pid))
+            if not found["host"]:
+                raise ValueError(f"--pid {self._args.pid}: there is no such process")
         if shutil.which("nvidia-smi"):
             command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -114,6 +116,8 @@ async def mixed(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     outcomes = await asyncio.gather(*streams)
     gaps = distribution(gap for outcome in outcomes for gap in outcome.gaps)
     failures = _faults([*outcomes, *long_ones], ())
+    if not lengths:
+        failures.append(f"no long prompt fits a context of {server.max_model_len} tokens")
     if outlived < len(streams):
         failures.append("the streams ended before the long prompts did: --mixed-tokens is too low")
     if gaps is not None and args.max_gap and gaps["p99"] > args.max_gap:
@@ -178,6 +182,8 @@ async def soak(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         await asyncio.sleep(min(10.0, args.seconds / 4))
         memory.append(await asyncio.to_thread(server.memory_mib))
     await asyncio.gather(*streams)
+    if not counts["completed"]:
+        failures.append("no request was completed: more --seconds or --streams")
     return {**counts, "memory_mib": memory, "failures": failures[:10]}
 
 
@@ -253,9 +259,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--seed", type=int, default=0)
     add("--json", metavar="FILE")
     args = parser.parse_args(arguments)
-    results = asyncio.run(run_checks(args))
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=1))
+    try:
+        results = asyncio.run(run_checks(args))
+        if args.json:
+            Path(args.json).write_text(json.dumps(results, indent=1))
+    except (ValueError, OSError) as error:
+        print(f"server_checks: {error}", file=sys.stderr)
+        return 2
     failed = {name: result["failures"] for name, result in results.items() if result["failures"]}
     print("\n".join(f"FAILED {name}: {'; '.join(f)}" for name, f in failed.items()) or "all hold")
     return 1 if failed else 0
