@@ -18,6 +18,7 @@ from deltaserve.engine.weights import load_weights
 from tests.slow_packing import assert_equal_weights, flatten
 from tests.tiny_checkpoint import tiny_hf_config, write_checkpoint
 from tests.tiny_engine import engine_config, run_to_end, write_tiny_model
+from tools import bench_engine, make_dummy_model
 from tools.make_dummy_model import write_dummy_model
 
 
@@ -85,3 +86,28 @@ def test_a_dummy_model_has_the_vocabulary_of_its_size(tmp_path: Path) -> None:
     text = "Any text, \u00e9 and \u4e16 too."
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert "\ufffd" not in tokenizer.decode(range(256, tokenizer.vocab_limit))
+
+
+def test_a_real_checkpoint_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(SystemExit, match="2"):
+        make_dummy_model.main(["--size", "small", str(tmp_path)])
+    assert "has weights" in capsys.readouterr().err
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--concurrency", "0"], ["--rounds", "0"], ["--input-len", "0"], ["--model-path", "x"]],
+)
+def test_the_engine_benchmark_says_in_a_line_what_it_cannot_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    write_dummy_model(tmp_path, "small")
+    common = ["--model-path", str(tmp_path), "--load-format", "dummy", "--device", "cpu"]
+    with pytest.raises(SystemExit, match="2"):
+        bench_engine.main([*common, "--concurrency", "1", *flags])
+    assert ": error: " in capsys.readouterr().err.splitlines()[-1]

@@ -100,6 +100,26 @@ def test_an_id_that_differs_is_named(
     assert "output token 4 is" in capsys.readouterr().out
 
 
+def test_fewer_tokens_than_the_request_had_to_have(dump: Path, tmp_path: Path) -> None:
+    content = json.loads(dump.read_text())
+    request = next(r for r in content["requests"] if r["request_id"] == "seeded")
+    request["params"]["min_tokens"] = 150
+    path = tmp_path / "least.json"
+    path.write_text(json.dumps(content))
+    flags = ["--model-path", moved_model(dump), "--max-tokens", "5", "--max-num-seqs", "1"]
+    assert replay.main([str(path), "--request", "seeded", *flags]) == 0
+
+
+@pytest.mark.parametrize("max_tokens", ["0", "-1", "100000"])
+def test_what_cannot_run_is_no_failure_of_the_engine(
+    dump: Path, max_tokens: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model-path", moved_model(dump), "--max-tokens", max_tokens]
+    assert replay.main([str(dump), "--request", "seeded", *flags]) == 2
+    output = capsys.readouterr()
+    assert "max_tokens" in output.err and output.out == ""
+
+
 def test_settings_are_those_of_the_engine_that_failed(dump: Path) -> None:
     content = replay.read_dump(dump)
     config = replay.engine_config(content, model_path=moved_model(dump))

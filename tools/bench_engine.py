@@ -120,7 +120,7 @@ def format_table(cells: list[Cell]) -> str:
     )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--load-format", default="safetensors", choices=["safetensors", "dummy"])
@@ -135,8 +135,16 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, help="default: auto")
     parser.add_argument("--prefill-chunk", type=int, help="default: auto")
     parser.add_argument("--json", metavar="FILE", help="write the cells there as well")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    if min(*args.concurrency, args.rounds) < 1:
+        parser.error("--concurrency and --rounds are 1 or more")
+    try:
+        _bench(args)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
+
+def _bench(args: argparse.Namespace) -> None:
     config = EngineConfig(
         args.model_path,
         load_format=args.load_format,

@@ -82,11 +82,13 @@ def write_dummy_model(folder: Path, size: str) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="4B")
     parser.add_argument("folder", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    if next(args.folder.glob("*.safetensors"), None) is not None:
+        parser.error(f"{args.folder} has weights, and a config.json that they need")
     write_dummy_model(args.folder, args.size)
     print(args.folder)
 

@@ -4,7 +4,8 @@
     python -m tools.replay FILE --request ID      the request again, with the engine's settings
 
 A request's tokens depend on its prompt, parameters and seed alone, so it runs by itself. Exits
-with 0 if the ids that the dump recorded come out again, 1 if another does or the engine fails.
+with 0 if the ids that the dump recorded come out again, 1 if another does or the engine fails, 2 if
+the request cannot be run.
 Stop strings are not looked for: the run goes on to max_tokens or an end id.
 """
 
@@ -57,12 +58,18 @@ def sampling_params(request: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**{**params, "seed": request["seed"]})
 
 
-def replay(engine: LLMEngine, request: dict[str, Any], max_tokens: int | None) -> list[int]:
-    """The ids that come out now. Raises what a step raises."""
+def submit(engine: LLMEngine, request: dict[str, Any], max_tokens: int | None) -> None:
+    """Raises ValueError for what cannot run. Of `min_tokens` what `max_tokens` leaves: the ids
+    until then are the same."""
     params = sampling_params(request)
     if max_tokens is not None:
-        params = dataclasses.replace(params, max_tokens=max_tokens)
+        min_tokens = max(0, min(params.min_tokens, max_tokens))
+        params = dataclasses.replace(params, max_tokens=max_tokens, min_tokens=min_tokens)
     engine.add_request(request["request_id"], request["prompt_ids"], params)
+
+
+def run(engine: LLMEngine) -> list[int]:
+    """The ids that come out now. Raises what a step raises."""
     ids: list[int] = []
     while engine.has_work:
         for output in engine.step():
@@ -110,13 +117,14 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"the dump has no request {args.request!r}: {', '.join(requests)}")
         changes = {name: getattr(args, name) for name in ("model_path", "device", "max_num_seqs")}
         changes = {name: value for name, value in changes.items() if value is not None}
+        request = requests[args.request]
         engine = LLMEngine(engine_config(dump, **changes))
+        submit(engine, request, args.max_tokens)
     except ValueError as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2
-    request = requests[args.request]
     try:
-        ids = replay(engine, request, args.max_tokens)
+        ids = run(engine)
     except Exception as error:
         print(f"the engine fails again: {type(error).__name__}: {error}")
         return 1
