@@ -83,6 +83,8 @@ class LLM:
         generation_config: Literal["auto", "none"] = "auto",
         **options: Any,
     ) -> None:
+        if generation_config not in ("auto", "none"):
+            raise ValueError(f"generation_config: must be auto or none, got {generation_config!r}")
         config = EngineConfig(model_path=str(model_path), **options)
         defaults = read_sampling_defaults(model_path) if generation_config == "auto" else {}
         self.default_params = SamplingParams(**defaults)
@@ -133,6 +135,10 @@ class LLM:
             raise ValueError(f"params: {len(params)} of them for {len(items)} prompts")
         requests = []
         for prompt, own_params in zip(items, params, strict=True):
+            if not isinstance(prompt, str) and not hasattr(prompt, "__len__"):
+                raise ValueError(
+                    f"prompts: must be texts or lists of token ids, one among them is {prompt!r}"
+                )
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             requests.append(
                 _Request(

@@ -76,6 +76,16 @@ def test_prompts_and_parameters_must_be_as_many(llm: LLM) -> None:
         llm.generate(["a", "b"], [GREEDY])
 
 
+def test_ids_of_one_prompt_in_the_place_of_prompts_are_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="lists of token ids, one among them is 5"):
+        llm.generate([5, 6], GREEDY)  # type: ignore[list-item]
+
+
+def test_a_wrong_generation_config_is_refused(directory: Path) -> None:
+    with pytest.raises(ValueError, match="generation_config: must be auto or none, got 'None'"):
+        LLM(str(directory), generation_config="None")  # type: ignore[arg-type]
+
+
 def test_more_prompts_than_the_queue_holds(directory: Path) -> None:
     options = dataclasses.asdict(engine_config(directory, max_queue=2))
     with LLM(options.pop("model_path"), **options) as llm:
