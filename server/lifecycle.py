@@ -41,6 +41,9 @@ def run_server(
     try:
         return uvloop.run(_run(options, process, listeners))
     finally:
+        for number in _SIGNALS:  # one more has nothing to end, and may not change the exit code
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if options.uds is not None:
             os.unlink(options.uds)
 
@@ -62,6 +65,7 @@ async def _run(
     try:
         code = await serving.run()
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the loop's end takes its handlers away
         announcing.cancel()
         progress.end()
     return USAGE_EXIT_CODE if code and engine.config_error is not None else code

@@ -119,6 +119,15 @@ def test_a_second_signal_does_not_wait(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_until_the_very_end_change_nothing(start: Start, number: int) -> None:
+    server = start().wait_ready()
+    engine_pid = server.engine_pid
+    while server.process.poll() is None:
+        server.signal(number)
+    assert_clean_end(server, engine_pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_loading(start: Start, number: int) -> None:
     server = start(load_s=3600.0)
     wait_until("a stage", lambda: "reading" in server.client.get("/ready").text)
