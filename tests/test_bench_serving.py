@@ -219,6 +219,13 @@ def test_the_table_measures_every_cell_of_the_budgets(
     }
 
 
+def test_requests_of_a_cell(server: ScriptedServer, tmp_path: Path) -> None:
+    words = "--table", "--quick", "--cells", "c=4", "--requests", "5"
+    _, result = bench(server, tmp_path, *words)
+    (cell,) = result["cells"]
+    assert [run["requests"] for run in cell["runs"]] == [5]
+
+
 def test_plots_are_of_shapes_at_two_loads(server: ScriptedServer, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     flags = ["--requests", "4", "--runs", "1", "--input-len", "3", "--output-len", "4"]

@@ -216,7 +216,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
                 cell.load,
                 RandomPrompts(cell.input_len, *args.token_ids),
                 cell.output_len,
-                cell.quick if args.quick else cell.requests,
+                args.requests or (cell.quick if args.quick else cell.requests),
                 args.recheck if (cell.load.concurrency or 0) >= 64 else 0,
                 cell.budgets,
             )
@@ -289,7 +289,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--model", help="default: the first of /v1/models")
     add("--concurrency", type=int, nargs="+", default=[], help="streams")
     add("--qps", type=float, nargs="+", default=[], help="requests a second, Poisson arrivals")
-    add("--requests", type=int, help="of a run (default: 4 a stream, 64 with --qps)")
+    add("--requests", type=int, help="of a run (default: 4 a stream, 64 with --qps, a cell's own)")
     add("--runs", type=int, help="of each cell (default: 3, 1 with --quick)")
     add("--dataset", choices=("random", "shared-prefix", "jsonl"), default="random")
     add("--file", type=Path, help="of --dataset jsonl: a prompt a line")
