@@ -151,7 +151,7 @@ class Scheduler:
         step = _Step()
         num_prompts = sum(seq.in_prefill for seq in self._running)
         num_decodes = len(self._running) - num_prompts
-        num_prompts += min(len(self._waiting), self._slots.num_free)
+        num_prompts += self._num_admissible()
         budget = prefill_budget(self.capacity, num_decodes, num_prompts)
         # Preemption pops from the end of this list: never a sequence that has its row already.
         for seq in self._running:
@@ -273,6 +273,14 @@ class Scheduler:
                 step.block_updates.append(BlockUpdate(seq.state_slot, index, block))
             budget -= self._schedule_prefill(seq, budget, step, initial_slot)
             owed += self._num_blocks_owed(seq)
+
+    def _num_admissible(self) -> int:
+        """At most so many of the waiting could run now: there is a slot and a block for each."""
+        count = min(len(self._waiting), self._slots.num_free)
+        if count == 0:
+            return 0
+        owed = sum(self._num_blocks_owed(seq) for seq in self._running)
+        return max(0, min(count, self._blocks.num_free - owed))
 
     def _num_blocks_owed(self, seq: Sequence) -> int:
         """Blocks that the known tokens of `seq` will take and that it does not hold yet."""

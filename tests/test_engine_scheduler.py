@@ -270,3 +270,17 @@ def test_many_waiting_prompts_are_not_held_up_for_one_that_decodes() -> None:
     for name in "abcd":
         scheduler.add(make_seq(name, 64))
     assert [p.sequence.request_id for p in scheduler.schedule().prefills] == ["a", "b"]
+
+
+def test_prompts_that_lack_blocks_do_not_make_another_ones_chunks_longer() -> None:
+    """All blocks but one are held by the first or owed to the long prompt."""
+    capacity = replace(CAPACITY, prefill_chunk=64, num_state_slots=8, num_blocks=6)
+    scheduler = Scheduler(capacity)
+    scheduler.add(make_seq("first", 10))
+    scheduler.update(scheduler.schedule(), [5])
+    scheduler.add(make_seq("long", 256))
+    scheduler.schedule()
+    for name in "abcd":
+        scheduler.add(make_seq(name, 64))
+    (prefill,) = scheduler.schedule().prefills
+    assert (prefill.sequence.request_id, prefill.start, prefill.end) == ("long", 64, 128)
