@@ -72,10 +72,10 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 when a completion would be accepted; else 503 with what it waits for."""
-    unavailable = _state(request).unavailable
-    if unavailable is not None:
-        raise ApiError(503, unavailable, headers={"Retry-After": "1"})
+    """200 when a completion would be accepted by any worker; else 503 with what it waits for."""
+    not_ready = _state(request).not_ready
+    if not_ready is not None:
+        raise ApiError(503, not_ready, headers={"Retry-After": "1"})
     return JsonResponse({"status": "ready"})
 
 

@@ -25,6 +25,8 @@ class ServerState:
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    others_ready: bool = True
+    """Whether the other workers of this address, if any, have once been ready too."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -41,3 +43,10 @@ class ServerState:
         if self.engine.unavailable is None and self.tokenizer is None:
             return "the model is loading: reading the tokenizer"
         return self.engine.unavailable
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why a request might not be answered, by whichever worker it reaches, or None."""
+        if self.unavailable is None and not self.others_ready:
+            return "the model is loading: other workers"
+        return self.unavailable

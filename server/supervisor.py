@@ -7,6 +7,7 @@ the engine frees what it ran for it. Workers that die at once, again and again, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import multiprocessing
@@ -52,6 +53,7 @@ class Supervisor:
         self._listeners = listeners
         self._workers: dict[int, _WorkerProcess] = {}
         self._num_short_lives = 0
+        self._all_loaded = False
         self._changed = asyncio.Event()
         self._stopping = False
         self._failed = False
@@ -106,8 +108,17 @@ class Supervisor:
             AttachedEngine(self._process.address, self._process.pid),
             self._listeners[number],
             self._engine.facts is not None,
+            self._loaded,
             functools.partial(self._ended, number),
         )
+
+    def _loaded(self) -> None:
+        """No worker says that it is ready before each could answer."""
+        loaded = [worker for worker in self._workers.values() if worker.loaded]
+        self._all_loaded = self._all_loaded or len(loaded) == len(self._listeners)
+        if self._all_loaded:
+            for worker in loaded:
+                worker.tell_that_all_have_loaded()
 
     def _ended(self, number: int) -> None:
         worker = self._workers.pop(number)
@@ -134,7 +145,8 @@ class Supervisor:
 
 
 class _WorkerProcess:
-    """The parent's handle; starts it on construction. `ended` is called in the event loop."""
+    """The parent's handle; starts it on construction. The callbacks run in the event loop:
+    `has_loaded` when its model can be asked, `ended` at its end."""
 
     def __init__(
         self,
@@ -143,25 +155,48 @@ class _WorkerProcess:
         engine: AttachedEngine,
         listener: socket.socket,
         replaces: bool,
+        has_loaded: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
+        self.loaded = False
+        self._has_loaded = has_loaded
+        self._channel, theirs = socket.socketpair()
         self._process = multiprocessing.get_context("spawn").Process(
             target=run_worker,
-            args=(options, number, engine, listener, replaces),
+            args=(options, number, engine, listener, replaces, theirs),
             name=f"deltaserve-worker-{number}",
         )
         start_with_signals_blocked(self._process)
+        theirs.close()
         self._began = time.monotonic()
         self._ended = ended
-        asyncio.get_running_loop().add_reader(self._process.sentinel, self._on_exit)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._process.sentinel, self._on_exit)
+        loop.add_reader(self._channel, self._on_byte)
 
     @property
     def age(self) -> float:
         return time.monotonic() - self._began
 
+    def _on_byte(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._channel)
+        self.loaded = bool(self._channel.recv(1))  # nothing: it has ended
+        if self.loaded:
+            self._has_loaded()
+
+    def tell_that_all_have_loaded(self) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.send(b"\0")
+
     def _on_exit(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._forget()
         self._ended()
+
+    def _forget(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._process.sentinel)
+        loop.remove_reader(self._channel)
+        self._channel.close()
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -171,7 +206,7 @@ class _WorkerProcess:
         return self._process.exitcode
 
     def kill(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._forget()
         self._process.kill()
         self._process.join()
 
@@ -182,6 +217,7 @@ def run_worker(
     attached: AttachedEngine,
     listener: socket.socket,
     replaces: bool,
+    supervisor: socket.socket,
 ) -> None:
     """Main of a spawned worker. It ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent passes it on as SIGTERM
@@ -192,7 +228,7 @@ def run_worker(
         assert parent is not None
         asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
         engine = AsyncEngine(attached, options.step_timeout, options.request_timeout)
-        worker = Worker(options, engine, listener, replaces)
+        worker = Worker(options, engine, listener, replaces, supervisor)
         worker.stop_on(signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         try:

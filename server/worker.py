@@ -34,7 +34,8 @@ class Worker:
     """`stop` once asks it to drain, twice not to wait.
 
     `replaces`: it follows one that died while its engine was ready, and lets clients wait for the
-    moment it takes to load rather than tell them that the model is loading.
+    moment it takes to load rather than tell them that the model is loading. `supervisor`: a byte
+    goes there when it has loaded and one comes back when all workers have.
     """
 
     def __init__(
@@ -43,11 +44,18 @@ class Worker:
         engine: AsyncEngine,
         listener: socket.socket,
         replaces: bool = False,
+        supervisor: socket.socket | None = None,
     ) -> None:
         self._options = options
+        self._supervisor = supervisor
         self._replaces = replaces
         self._engine = engine
-        self._state = ServerState(engine=engine, options=options, created=int(time.time()))
+        self._state = ServerState(
+            engine=engine,
+            options=options,
+            created=int(time.time()),
+            others_ready=supervisor is None,
+        )
         self._http = HttpServer(
             create_app(self._state), listener, tls_context(options), options.receive_timeout
         )
@@ -101,7 +109,15 @@ class Worker:
             logger.error("%s", error)
             return False
         await self._engine.ready_or_dead.wait()
-        return self._engine.facts is not None
+        if self._engine.facts is None:
+            return False
+        if self._supervisor is not None:
+            loop = asyncio.get_running_loop()
+            self._supervisor.setblocking(False)
+            await loop.sock_sendall(self._supervisor, b"\0")
+            await loop.sock_recv(self._supervisor, 1)
+        self._state.others_ready = True
+        return True
 
     async def _drain(self) -> None:
         self._engine.draining = True

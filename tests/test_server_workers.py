@@ -36,7 +36,6 @@ def start_workers(directory: Path) -> ServerProcess:
     started = start_scripted(
         directory, num_workers=NUM_WORKERS, step_s=0.01, max_running=8, max_queue=8
     )
-    wait_until("all workers ready", lambda: all(begun(started, n) for n in range(NUM_WORKERS)))
     return started.wait_ready()
 
 
@@ -46,14 +45,6 @@ class CutStream(Stream):
     def run(self) -> None:
         with contextlib.suppress(httpx.RemoteProtocolError):
             super().run()
-
-
-def begun(server: ServerProcess, number: int) -> bool:
-    """Asks until the worker has answered one of the connections."""
-    headers = {"Connection": "close"}
-    if f" worker {number}: GET /begun" not in server.log():
-        server.client.get("/begun", headers=headers)
-    return f" worker {number}: GET /begun" in server.log()
 
 
 def worker_of(server: ServerProcess, request_id: str) -> int:
@@ -144,6 +135,33 @@ def test_who_comes_before_the_new_worker_has_loaded_waits_for_it(server: ServerP
         connection.close()
 
 
+def test_none_is_ready_before_all_can_answer(tmp_path: Path) -> None:
+    server = start_scripted(tmp_path, num_workers=NUM_WORKERS, load_s=1.0)
+    try:
+        pids = wait_until("begun", lambda: len(p := worker_pids(server)) == NUM_WORKERS and p)
+        os.kill(min(pids), signal.SIGSTOP)
+        body = {"model": "scripted", "prompt": "a", "max_tokens": 1}
+        answers = []
+
+        def other_answers() -> bool:
+            with contextlib.suppress(httpx.ReadTimeout):  # the stopped one's connections
+                answers.append(httpx.get(f"{server.url}/ready", timeout=0.5))
+            with contextlib.suppress(httpx.ReadTimeout):
+                url = f"{server.url}/v1/completions"
+                return httpx.post(url, json=body, timeout=0.5).status_code == 200
+            return False
+
+        wait_until("the other one answers", other_answers)
+        answers.clear()
+        wait_until("asked", lambda: other_answers() and bool(answers))
+        assert {answer.status_code for answer in answers} == {503}
+        assert "loading: other workers" in answers[-1].json()["error"]["message"]
+        os.kill(min(pids), signal.SIGCONT)
+        server.wait_ready()
+    finally:
+        server.stop()
+
+
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
     started = start_workers(tmp_path)
@@ -194,7 +212,7 @@ def test_a_worker_that_comes_after_the_engines_end_says_nothing(
         options = ServerOptions("no-model", ("no-model",))
         attached = AttachedEngine("ipc:///nowhere", engine.pid)
         worker = multiprocessing.get_context("spawn").Process(
-            target=run_worker, args=(options, 0, attached, listener, False)
+            target=run_worker, args=(options, 0, attached, listener, False, socket.socket())
         )
         start_with_signals_blocked(worker)
         worker.join()
