@@ -262,11 +262,15 @@ def test_prompt_tokens_beside_so_many_decodes(
     assert prefill_budget(capacity, num_decodes, num_prompts) == tokens
 
 
-def test_many_waiting_prompts_are_not_held_up_for_one_that_decodes() -> None:
-    capacity = replace(CAPACITY, max_num_batched_tokens=512, prefill_chunk=64, num_state_slots=8)
-    scheduler = Scheduler(capacity)
+def with_one_that_decodes(**changes: int) -> Scheduler:
+    scheduler = Scheduler(replace(CAPACITY, prefill_chunk=64, num_state_slots=8, **changes))
     scheduler.add(make_seq("first", 10))
     scheduler.update(scheduler.schedule(), [5])
+    return scheduler
+
+
+def test_many_waiting_prompts_are_not_held_up_for_one_that_decodes() -> None:
+    scheduler = with_one_that_decodes()
     for name in "abcd":
         scheduler.add(make_seq(name, 64))
     assert [p.sequence.request_id for p in scheduler.schedule().prefills] == ["a", "b"]
@@ -274,10 +278,7 @@ def test_many_waiting_prompts_are_not_held_up_for_one_that_decodes() -> None:
 
 def test_prompts_that_lack_blocks_do_not_make_another_ones_chunks_longer() -> None:
     """All blocks but one are held by the first or owed to the long prompt."""
-    capacity = replace(CAPACITY, prefill_chunk=64, num_state_slots=8, num_blocks=6)
-    scheduler = Scheduler(capacity)
-    scheduler.add(make_seq("first", 10))
-    scheduler.update(scheduler.schedule(), [5])
+    scheduler = with_one_that_decodes(num_blocks=6)
     scheduler.add(make_seq("long", 256))
     scheduler.schedule()
     for name in "abcd":
