@@ -62,7 +62,7 @@ __device__ inline void scores(float (&s)[4], Slot& keys, const uint4 (&query)[2 
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2 * QUARTERS; ++i) {
-        const uint4 low = keys.chunk(g, i * 4 + t), high = keys.chunk(g + 8, i * 4 + t);
+        const uint4 low = keys.key(g, i * 4 + t), high = keys.key(g + 8, i * 4 + t);
         const uint4 q = query[i][lane];
         mma_bf16(s, low.x, high.x, low.y, high.y, q.x, q.y);
         mma_bf16(s, low.z, high.z, low.w, high.w, q.z, q.w);
@@ -103,7 +103,7 @@ __device__ inline void add_values(WarpState& state, Slot& values, const unsigned
         uint4 rows[4];  // tokens 2t, 2t+1, 2t+8, 2t+9
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            rows[i] = values.chunk(2 * t + i % 2 + i / 2 * 8, quarter * 8 + g);
+            rows[i] = values.value(2 * t + i % 2 + i / 2 * 8, quarter * 8 + g);
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -203,6 +203,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
     DYNAMIC_SHARED(Slot, slots);
     __shared__ uint4 query[2 * QUARTERS][WARP];
     __shared__ Parts parts;
+    __shared__ CopyBarrier filled[WARPS][SLOTS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int heads = NQ / NKV, step = gridDim.x;
     const WorkList list = {reinterpret_cast<const WorkItem*>(work_items), first_items[B], NKV};
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
     int index = blockIdx.x;
     Item item = list.at(index);
     Loader loader(cache, list, index, step);
-    Ring ring = {slots + warp * SLOTS, 0};
+    Ring ring(slots + warp * SLOTS, filled[warp]);
     const int early = item.has_newest() ? 0 : 2;  // K and V of the first group
     for (int i = 0; i < early; ++i) ring.refill(loader);
     wait_for_earlier_kernels();
@@ -251,9 +252,9 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
         add_parts(parts, slots, min((item.end - item.begin + GROUP - 1) / GROUP, WARPS),
                   partial_out + head * D, partial_stats + head * 2, heads, warp, lane);
         __syncthreads();
-        if (first < item.end) ring.refill(loader);
+        if (first < item.end) ring.refill_written(loader);
         item = next;
         index += step;
     }
 }
-DYNAMIC_SHARED_BYTES(attention_decode, 65536, 98304);
+DYNAMIC_SHARED_BYTES(attention_decode, 73728, 110592);

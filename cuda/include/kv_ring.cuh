@@ -17,14 +17,23 @@ constexpr int SLOTS = 2;  // of a warp, in 99 KiB
 constexpr int SLOTS = 3;
 #endif
 
-// Where the chunks of a token lie is such that no two that a phase of a load takes are in the same
-// banks: neither four chunks of two neighbouring tokens, nor two chunks of every second token.
-struct Slot {
-    uint4 at[GROUP * CHUNKS];
+// Rows have gaps between them, so that no two chunks that a phase of a load takes are in the same banks:
+// of K four chunks of two neighbouring tokens, of V two chunks of every second token.
+constexpr int KEY_PITCH = CHUNKS + 4, VALUE_PITCH = CHUNKS + 1;
 
-    __device__ uint4& chunk(int token, int i) {
-        return at[token * CHUNKS + (i ^ (token & 6) ^ (token & 1) * 4)];
-    }
+struct Slot {
+    uint4 at[GROUP * KEY_PITCH];
+
+    __device__ uint4& key(int token, int i) { return at[token * KEY_PITCH + i]; }
+    __device__ uint4& value(int token, int i) { return at[token * VALUE_PITCH + i]; }
+};
+
+// The K or the V of a group: where its first row lies, and how many rows of D elements there are; 0
+// after the last.
+struct Rows {
+    const bf16* from;
+    int count;
+    bool values;
 };
 
 struct PagedCache {
@@ -66,30 +75,23 @@ struct Loader {
         skip_others_items();
     }
 
-    // Starts the copies of the next K or V, and closes their group, which is empty after the last.
-    __device__ void load(Slot& to) {
+    // What is to be copied next.
+    __device__ Rows take() {
         const int count = min(item.end - token, GROUP);
-        if (count > 0) {
-            if (!values) {
-                const int group = (token - first_token(item)) / STRIDE;
-                if (group > 0 && group % WARP == 0) block = blocks_from(item, token);
-                const int own = __shfl_sync(ALL_LANES, block, group % WARP);
-                at = cache.row(own, item.kv_head, token) + lane * 8;
-            }
-            const bf16* from = (values ? cache.v : cache.k) + at;
-            // Rows that a group does not have are not read: its last one is, with weight 0.
-#pragma unroll
-            for (int i = 0; i < GROUP; ++i) {
-                const int row = count == GROUP ? i : min(i, count - 1);
-                copy_async_16(reinterpret_cast<bf16*>(&to.chunk(i, lane)), from + row * D);
-            }
-            if (values) {
-                token += STRIDE;
-                skip_others_items();
-            }
-            values = !values;
+        if (count <= 0) return {nullptr, 0, false};
+        if (!values) {
+            const int group = (token - first_token(item)) / STRIDE;
+            if (group > 0 && group % WARP == 0) block = blocks_from(item, token);
+            const int own = __shfl_sync(ALL_LANES, block, group % WARP);
+            at = cache.row(own, item.kv_head, token);
         }
-        end_copy_group();
+        const Rows rows = {(values ? cache.v : cache.k) + at, count, values};
+        if (values) {
+            token += STRIDE;
+            skip_others_items();
+        }
+        values = !values;
+        return rows;
     }
 
 private:
@@ -114,21 +116,73 @@ private:
     }
 };
 
-// The slots of a warp in turn. Each is used by all lanes and then refilled.
+// The slots of a warp in turn. Each is used by all lanes and then refilled. Rows that a group does not
+// have are not read: its last one is, with weight 0.
 struct Ring {
     Slot* slots;
+#ifdef BULK_COPIES
+    CopyBarrier* filled;  // one a slot
+    unsigned parities;    // of the phases that are next to be waited for, a bit a slot
+#endif
     int current;
+
+#ifdef BULK_COPIES
+    __device__ Ring(Slot* slots, CopyBarrier* filled)
+        : slots(slots), filled(filled), parities(0), current(0) {
+        if (threadIdx.x % WARP == 0) {
+            for (int i = 0; i < SLOTS; ++i) init_copy_barrier(filled + i);
+        }
+        __syncwarp();
+    }
+#else
+    __device__ Ring(Slot* slots, CopyBarrier*) : slots(slots), current(0) {}
+#endif
 
     // What was loaded first, when it has come.
     __device__ Slot& wait() {
+#ifdef BULK_COPIES
+        wait_for_copies(filled + current, parities >> current & 1);
+        parities ^= 1u << current;
+#else
         wait_copy_groups<SLOTS - 1>();
         __syncwarp();
+#endif
         return slots[current];
     }
-    // The slot at hand, which no lane reads any more, for what is to be loaded next.
+
+    // The slot at hand, which no lane uses any more, for what is to be loaded next.
     __device__ void refill(Loader& loader) {
+        Slot& to = slots[current];
+        const Rows rows = loader.take();
+        const int lane = threadIdx.x % WARP;
+#ifdef BULK_COPIES
+        constexpr int ROW_BYTES = D * sizeof(bf16);
+        if (rows.count > 0 && lane == 0) expect_copies(filled + current, GROUP * ROW_BYTES);
         __syncwarp();
-        loader.load(slots[current]);
+        if (rows.count > 0 && lane < GROUP) {
+            copy_bulk(rows.values ? &to.value(lane, 0) : &to.key(lane, 0),
+                      rows.from + min(lane, rows.count - 1) * D, ROW_BYTES, filled + current);
+        }
+#else
+        __syncwarp();
+        if (rows.count > 0) {
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                const int row = rows.count == GROUP ? i : min(i, rows.count - 1);
+                uint4& place = rows.values ? to.value(i, lane) : to.key(i, lane);
+                copy_async_16(reinterpret_cast<bf16*>(&place), rows.from + row * D + lane * 8);
+            }
+        }
+        end_copy_group();
+#endif
         current = current + 1 == SLOTS ? 0 : current + 1;
+    }
+
+    // The same of a slot that lanes have written to.
+    __device__ void refill_written(Loader& loader) {
+#ifdef BULK_COPIES
+        order_before_bulk_copies();
+#endif
+        refill(loader);
     }
 };
