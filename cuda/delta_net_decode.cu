@@ -89,7 +89,6 @@ __device__ inline void decode_item(
     bf16* __restrict__ out, int HK, int HV, float4* states) {
     __shared__ __align__(16) float qkv[3][HEAD];
     __shared__ float4 reads[WARPS][WARP], outputs[WARPS][WARP];
-    __shared__ CopyBarrier filled[WARPS];
     const int n = blockIdx.x, row = blockIdx.y;
     const int slot = state_slots[row], position = positions[row];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -103,35 +102,17 @@ __device__ inline void decode_item(
         reinterpret_cast<float4*>(recurrent_state + head_state + warp * ROWS * HEAD) + lane;
     const bool has_state = slot >= 0 && position > 0;
     float4 s[SHARED ? 1 : ROWS];
-    float4* own_states;  // the lane's of the warp's first row, in shared memory
     if (SHARED) {
-        own_states = states + warp * ROWS * WARP + lane;
-        if (!has_state) {
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                own_states[i * WARP] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            }
-        }
-#ifdef BULK_COPIES
-        if (lane == 0) {
-            init_copy_barrier(filled + warp);
-            if (has_state) {
-                constexpr int BYTES = ROWS * HEAD * sizeof(float);
-                expect_copies(filled + warp, BYTES);
-                copy_bulk(own_states, state, BYTES, filled + warp);
-            }
-        }
-        __syncwarp();
-#else
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
             if (has_state) {
-                copy_async_16(reinterpret_cast<bf16*>(own_states + i * WARP),
+                copy_async_16(reinterpret_cast<bf16*>(states + i * THREADS + threadIdx.x),
                               reinterpret_cast<const bf16*>(state + i * WARP));
+            } else {
+                states[i * THREADS + threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
         }
         end_copy_group();
-#endif
     } else {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
@@ -168,16 +149,10 @@ __device__ inline void decode_item(
     const float q_scale = inverse_norm(qkv[0], lane) * INVERSE_ROOT;
     const float k_scale = inverse_norm(qkv[1], lane);
     float4 read = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (SHARED && has_state) {
-#ifdef BULK_COPIES
-        wait_for_copies(filled + warp, 0);
-#else
-        wait_copy_groups<0>();
-#endif
-    }
+    if (SHARED) wait_copy_groups<0>();
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        float4 x = SHARED ? own_states[i * WARP] : s[SHARED ? 0 : i];
+        float4 x = SHARED ? states[i * THREADS + threadIdx.x] : s[SHARED ? 0 : i];
         x = make_float4(x.x * alpha, x.y * alpha, x.z * alpha, x.w * alpha);
         if (!SHARED) s[SHARED ? 0 : i] = x;
         add_scaled(read, x, qkv[1][warp * ROWS + i] * k_scale);
@@ -191,7 +166,7 @@ __device__ inline void decode_item(
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        float4 x = SHARED ? own_states[i * WARP] : s[SHARED ? 0 : i];
+        float4 x = SHARED ? states[i * THREADS + threadIdx.x] : s[SHARED ? 0 : i];
         if (SHARED) x = make_float4(x.x * alpha, x.y * alpha, x.z * alpha, x.w * alpha);
         add_scaled(x, u, qkv[1][warp * ROWS + i] * k_scale);
         state[i * WARP] = x;
