@@ -17,6 +17,7 @@
 // as triton_aot/kernels/gemm.py, for any M. K and the segments are multiples of 128.
 // Check: tools/gpu_check.py --only gemm. Time: tools/bench_ops.py --only linear
 #include "async_copy.cuh"
+#include "gemm.cuh"
 #include "tensor_core.cuh"
 
 constexpr int CHUNK = 8;  // elements of a 16-byte copy
@@ -42,22 +43,6 @@ struct Tile {
         return row * BLOCK_K + (chunk ^ (row & 7)) * CHUNK;
     }
 };
-
-enum class Form { BF16, FP32, SILU_MUL };
-
-// silu(gate) * up as triton_aot/kernels/gemm.py computes it, to the bit.
-__device__ inline bf16 silu_mul(float gate, float up) {
-    gate = round_act(gate);
-    up = round_act(up);
-#ifdef CUDA_ON_CPU
-    const float ratio = gate / (1.0f + expf(-gate));
-#else
-    float power, ratio;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(-gate * 1.4426950408889634f));
-    asm("div.full.f32 %0, %1, %2;" : "=f"(ratio) : "f"(gate), "f"(1.0f + power));
-#endif
-    return to_act(round_act(ratio) * up);
-}
 
 template <Form FORM, int BLOCK_N, int ROWS, typename Out>
 __device__ inline void gemm_decode(const bf16* __restrict__ x, const bf16* __restrict__ w,

@@ -34,7 +34,7 @@ import compile_cuda
 import compile_triton
 import refresh_cuda
 from architectures import MAX_SHARED
-from cuda_sources import CUDA
+from cuda_sources import sources
 from gemm_tiles import read_table
 from manifest import FORMAT, cuda_hash, digest, read_manifest, replace_file, write_manifest
 from variants import Variant, all_variants
@@ -71,8 +71,8 @@ def run(job: Job, out: Path) -> dict[str, dict[str, Any]]:
 def plan(arch: str, candidates: bool, compilers: dict[str, str]) -> Iterator[Job]:
     """Everything to be compiled for an architecture. The hash of a cubin covers its source, what
     the source includes, the code here that compiles it, and the compilers."""
-    for path in sorted(CUDA.glob("*.cu")):
-        yield Job(arch, path.name, digest(arch, compilers["nvrtc"], cuda_hash(path.name)))
+    for source in sources(arch):
+        yield Job(arch, source, digest(arch, compilers["nvrtc"], cuda_hash(source)))
     tools = json.dumps(compilers, sort_keys=True)
     how = (HERE / "compile_triton.py").read_bytes()
     for variant in all_variants(arch, candidates):

@@ -7,7 +7,7 @@ from typing import Any
 
 from architectures import KIB, MAX_SHARED, capability
 from cuda_headers import find_headers
-from cuda_sources import CUDA, dynamic_shared, kernels, waiting_kernels
+from cuda_sources import CUDA, dynamic_shared, kernels, tensor_maps, waiting_kernels
 from cupy_backends.cuda.libs import nvrtc
 
 _USAGE = re.compile(
@@ -15,6 +15,9 @@ _USAGE = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads\n[^\n]*Used (?P<registers>\d+) registers(?P<rest>[^\n]*)"
 )
+
+_WITH_FEATURES = {"sm_90": "sm_90a"}
+"""Architectures of which there is one member, with what only that has: products of a warpgroup."""
 
 
 def versions() -> dict[str, str]:
@@ -25,7 +28,7 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     """The cubin of cuda/<source>, and an entry a kernel; RuntimeError with the compiler's log."""
     text = (CUDA / source).read_text()
     program = nvrtc.createProgram(text, source, (), ())
-    options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
+    options = [f"--gpu-architecture={_WITH_FEATURES.get(arch, arch)}", "--std=c++17", "--ptxas-options=-v"]
     for path in (CUDA / "include", find_headers(nvrtc.getVersion()[0])):
         options.append(f"--include-path={path}")
     try:
@@ -38,6 +41,7 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     usage = {match["name"]: match for match in _USAGE.finditer(log)}
     waiting = waiting_kernels(text) if capability(arch) >= 90 else set()
     dynamic = dynamic_shared(text, MAX_SHARED[arch] > 99 * KIB)
+    maps = tensor_maps(text)
     entries = {}
     for name, signature in kernels(text).items():
         used = usage[name]
@@ -47,6 +51,7 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
             "function": name,
             "signature": signature,
             "constants": {},
+            **({"tensor_maps": maps[short]} if short in maps else {}),
             "may_start_early": name in waiting,
             "shared": (int(static[1]) if static else 0) + dynamic.get(short, 0),
             "dynamic_shared": dynamic.get(short, 0),

@@ -4,7 +4,7 @@ A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<
 counts weight rows. Persistent ones may have `_early` after that (the kernel starts early, as stream
 tiles always do), then `_x2` (two programs a multiprocessor) and then `_map` (fp32 sums of one
 segment go out through a tensor map, as bf16 always does). `decode_<BLOCK_N>x<BLOCK_M>` is a kernel
-of cuda/gemm_decode.cu. A form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial
+of cuda/gemm_decode.cu, `cluster_<BLOCK_N>x<BLOCK_M>` one of cuda/sm_90/gemm_cluster.cu. A form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial
 sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
@@ -40,7 +40,7 @@ TABLES = {
 _NAME = re.compile(
     r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(_early)?(?:_x([2-4]))?(_map)?"
 )
-_CUDA_NAME = re.compile(r"decode_\d+x\d+")
+_CUDA_NAME = re.compile(r"(decode|cluster)_\d+x\d+")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Tile:
 
 
 def is_cuda(name: str) -> bool:
-    """Whether a tile is one of cuda/gemm_decode.cu, which needs no variant."""
+    """Whether a tile is a kernel of cuda/, which needs no variant."""
     return _CUDA_NAME.fullmatch(name) is not None
 
 

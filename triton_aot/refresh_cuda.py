@@ -17,7 +17,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from cuda_sources import CUDA
+from cuda_sources import sources
 from manifest import cuda_hash, digest, read_manifest, replace_file, write_manifest
 
 HERE = Path(__file__).resolve().parent
@@ -27,26 +27,26 @@ def stale_sources(kernels: dict[str, dict[str, Any]], arch: str, out: Path) -> l
     """Names of .cu files without a kernel of their present text, or without their cubin."""
     built = {(e["file"], e.get("sources")) for e in kernels.values() if (out / e["file"]).exists()}
     return [
-        path.name
-        for path in sorted(CUDA.glob("*.cu"))
-        if (cuda_file(path.name, arch), cuda_hash(path.name)) not in built
+        source
+        for source in sources(arch)
+        if (cuda_file(source, arch), cuda_hash(source)) not in built
     ]
 
 
 def cuda_file(source: str, arch: str) -> str:
     """Where the cubin of a .cu file lies, from the manifest's folder."""
-    return f"cubins/{arch}/{source.removesuffix('.cu')}.cubin"
+    return f"cubins/{arch}/{Path(source).stem}.cubin"
 
 
 def compile_source(source: str, arch: str, out: Path) -> dict[str, dict[str, Any]]:
     """Writes the cubin of cuda/<source>; its manifest entries by name."""
     from compile_cuda import compile_file, versions
 
-    sources = cuda_hash(source)
+    text_hash = cuda_hash(source)
     cubin, entries = compile_file(source, arch)
     file = cuda_file(source, arch)
     replace_file(out / file, cubin)
-    own = {"hash": digest(arch, versions()["nvrtc"], sources), "sources": sources}
+    own = {"hash": digest(arch, versions()["nvrtc"], text_hash), "sources": text_hash}
     return {name: {"file": file, **entry, **own} for name, entry in entries.items()}
 
 

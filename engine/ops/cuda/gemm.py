@@ -17,9 +17,11 @@ from .kernels import Blocks, Kernels
 Array = Any
 
 _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?(_map)?")
-_CUDA_NAME = re.compile(r"decode_(\d+)x(\d+)")
+_CUDA_NAME = re.compile(r"(decode|cluster)_(\d+)x(\d+)")
 _CUDA_BLOCK_K, _CUDA_ROWS_A_WARP = 128, 16
 """As in cuda/gemm_decode.cu."""
+_CLUSTER, _CLUSTER_BLOCK_K, _CLUSTER_THREADS = 2, 64, 288
+"""As in cuda/sm_90/gemm_cluster.cu."""
 _SEGMENT_STEP = 128
 """Segments of K are multiples of this, which every tile's BLOCK_K divides."""
 
@@ -43,6 +45,8 @@ class GemmTile(NamedTuple):
     """Weight rows of an output: 2 of SiLU*mul."""
     programs: int = 1
     """A multiprocessor, of a persistent tile."""
+    cluster: int = 1
+    """Blocks that have a tile together."""
 
 
 class Gemm:
@@ -151,18 +155,21 @@ class Gemm:
         row_tiles, column_tiles = -(-m // tile.rows), -(-n // tile.columns)
         if tile.persistent:
             programs = row_tiles * column_tiles * segments
-            grid = (min(programs, tile.programs * self._kernels.num_multiprocessors), 1, 1)
+            most = tile.programs * self._kernels.num_multiprocessors // tile.cluster
+            grid = (min(programs, most) * tile.cluster, 1, 1)
         else:
             grid = (row_tiles, column_tiles, segments)
         if tile.maps:
             assert segments == 1 or "out" not in tile.maps, tile.kernel
+            assert tile.cluster == 1 or n % 8 == 0, (tile, n)
             shapes = {
                 "x": Blocks(x, (m, k)),
                 "w": Blocks(weight, (n, k) if tile.gates == 1 else (tile.gates, n, k)),
+                "w rows": Blocks(weight, (tile.gates * n, k)),
                 "out": Blocks(out, (m, n)),
             }
             maps = [shapes[name] for name in tile.maps]
-            self._kernels.launch(tile.kernel, grid, 0, *maps, out, m, n, k, segment)
+            self._kernels.launch(tile.kernel, grid, tile.threads, *maps, out, m, n, k, segment)
             return
         self._kernels.launch(tile.kernel, grid, tile.threads, x, weight, out, m, n, k, segment)
 
@@ -173,8 +180,9 @@ def compiled_tiles(form: str, kernels: Iterable[str]) -> list[str]:
     for kernel in kernels:
         if kernel.startswith(f"gemm.{form}."):
             found.append(kernel.removeprefix(f"gemm.{form}."))
-        elif kernel.startswith(f"gemm_decode_{form}_"):
-            found.append(f"decode_{kernel.removeprefix(f'gemm_decode_{form}_')}")
+        for kind in ("decode", "cluster"):
+            if kernel.startswith(f"gemm_{kind}_{form}_"):
+                found.append(f"{kind}_{kernel.removeprefix(f'gemm_{kind}_{form}_')}")
     return found
 
 
@@ -182,8 +190,12 @@ def named_tile(form: str, name: str) -> GemmTile:
     """The tile of a name, for tools that try tiles one by one."""
     gates = 2 if form == "silu_mul" else 1
     if cuda := _CUDA_NAME.fullmatch(name):
-        block_n, rows = map(int, cuda.groups())
-        kernel, threads = f"gemm_decode_{form}_{block_n}x{rows}", block_n // _CUDA_ROWS_A_WARP * 32
+        block_n, rows = map(int, cuda.groups()[1:])
+        kernel = f"gemm_{cuda[1]}_{form}_{block_n}x{rows}"
+        if cuda[1] == "cluster":
+            shape = block_n // gates, rows, _CLUSTER_BLOCK_K, _CLUSTER_THREADS
+            return GemmTile(kernel, True, *shape, ("x", "w rows"), gates, cluster=_CLUSTER)
+        threads = block_n // _CUDA_ROWS_A_WARP * 32
         return GemmTile(kernel, False, block_n // gates, rows, _CUDA_BLOCK_K, threads)
     match = _NAME.fullmatch(name)
     if match is None:

@@ -51,7 +51,7 @@ class TensorMaps:
     def _encoded(
         self, pointer: int, shape: tuple[int, ...], block: tuple[int, ...], cut: dict[str, Any]
     ) -> tuple[Any, ...]:
-        """(bytes, *shape, *strides). The driver counts dimensions from the innermost, and strides
+        """(bytes, *shape, *strides), or the bytes alone. The driver counts dimensions from the innermost, and strides
         in bytes, without the innermost."""
         rank, size = len(shape), cut["elem_size"]
         strides = [1]
@@ -75,4 +75,5 @@ class TensorMaps:
         )
         if status:
             raise RuntimeError(f"cuTensorMapEncodeTiled: CUDA error {status}, {shape} by {block}")
-        return (memory.raw[start : start + _BYTES], *shape, *strides)
+        encoded = memory.raw[start : start + _BYTES]
+        return (encoded,) if cut.get("bare") else (encoded, *shape, *strides)
