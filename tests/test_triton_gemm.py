@@ -35,7 +35,6 @@ def run_persistent(
     silu_mul: bool,
     blocks: tuple[int, int, int],
     by_map: bool = False,
-    parts: int = 1,
 ) -> None:
     """x [M, K], w [N, K] or [2 N, K], out [S, M, N]. blocks[0] rows as one or two products; by_map:
     out is stored by a tensor map."""
@@ -52,7 +51,7 @@ def run_persistent(
         TensorDescriptor.from_tensor(x, [block_m, block_k]),
         w_map(main),
         w_map(extra) if extra else None,
-        TensorDescriptor.from_tensor(out[0], [block_m, main // gates // parts]) if by_map else None,
+        TensorDescriptor.from_tensor(out[0], [block_m, main // gates]) if by_map else None,
         out,
         m,
         n,
@@ -64,7 +63,6 @@ def run_persistent(
         BLOCK_K=block_k,
         SILU_MUL=silu_mul,
         GROUP_M=2,
-        STORE_PARTS=parts,
         EARLY_START=False,
     )
 
@@ -95,8 +93,7 @@ def launch(
     if kernel == "stream":
         run_stream(x, w, out, segment, silu_mul, blocks)
     else:
-        parts = 4 if kernel == "by map in parts" else 1
-        run_persistent(x, w, out, segment, silu_mul, blocks, kernel.startswith("by map"), parts)
+        run_persistent(x, w, out, segment, silu_mul, blocks, by_map=kernel == "by map")
     return x, w, out
 
 
@@ -105,13 +102,7 @@ def silu_mul_reference(x: np.ndarray, w: np.ndarray, n: int) -> np.ndarray:
     return gate / (1 + np.exp(-gate)) * up
 
 
-KERNELS = [
-    ("stream", 32),
-    ("persistent", 32),
-    ("persistent", 48),
-    ("by map", 32),
-    ("by map in parts", 64),
-]
+KERNELS = [("stream", 32), ("persistent", 32), ("persistent", 48), ("by map", 32)]
 
 
 @pytest.mark.parametrize(("kernel", "width"), KERNELS)

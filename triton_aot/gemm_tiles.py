@@ -2,10 +2,9 @@
 
 A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N
 counts weight rows. Persistent ones may have `_early` after that (the kernel starts early, as stream
-tiles always do), then `_x2` (two programs a multiprocessor) and then `_map` (fp32 sums of one
-segment go out through a tensor map, as bf16 always does). `decode_<BLOCK_N>x<BLOCK_M>` is a kernel
-of cuda/gemm_decode.cu, `cluster_<BLOCK_N>x<BLOCK_M>` one of cuda/sm_90/gemm_cluster.cu. A form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial
-sums) or "silu_mul".
+tiles always do) and then `_x2` (two programs a multiprocessor). `decode_<BLOCK_N>x<BLOCK_M>` is a
+kernel of cuda/gemm_decode.cu, `cluster_<BLOCK_N>x<BLOCK_M>` one of cuda/sm_90/gemm_cluster.cu. A form
+is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
 
@@ -37,9 +36,7 @@ TABLES = {
     "sm_121": "small_shared",
 }
 
-_NAME = re.compile(
-    r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(_early)?(?:_x([2-4]))?(_map)?"
-)
+_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(_early)?(?:_x([2-4]))?")
 _CUDA_NAME = re.compile(r"(decode|cluster)_\d+x\d+")
 
 
@@ -54,18 +51,17 @@ class Tile:
     early: bool = False
     programs: int = 1
     """A multiprocessor, of a persistent tile."""
-    by_map: bool = False
 
     @classmethod
     def parse(cls, name: str) -> Tile:
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(f"no GEMM tile is named {name!r}")
-        early, programs, by_map = match.groups()[6:]
-        if match[1] == "stream" and (early or programs or by_map):
+        early, programs = match.groups()[6:]
+        if match[1] == "stream" and (early or programs):
             raise ValueError(f"{name}: what only persistent tiles may have")
         numbers = map(int, match.groups()[1:6])
-        return cls(match[1], *numbers, bool(early), int(programs or 1), bool(by_map))
+        return cls(match[1], *numbers, bool(early), int(programs or 1))
 
     @property
     def parts(self) -> tuple[int, int]:
@@ -81,7 +77,6 @@ class Tile:
     def name(self) -> str:
         blocks = f"{self.block_n}x{self.block_m}x{self.block_k}"
         options = "_early" * self.early + f"_x{self.programs}" * (self.programs > 1)
-        options += "_map" * self.by_map
         return f"{self.kernel}_{blocks}_s{self.stages}_w{self.warps}{options}"
 
 
@@ -152,8 +147,6 @@ CANDIDATES = (
     "persistent_192x128x64_s5_w8",
     "persistent_256x128x64_s3_w8",
     "persistent_256x128x64_s4_w8",
-    "persistent_256x128x64_s3_w8_map",
-    "persistent_128x128x64_s5_w8_map",
     "persistent_288x128x64_s4_w8",
     "persistent_288x128x64_s4_w8_early",
     "persistent_128x256x64_s3_w8",

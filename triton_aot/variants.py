@@ -12,8 +12,6 @@ from gemm_tiles import CANDIDATES, FORMS, Tile, read_table, used_tiles
 
 GROUPED_TILES = ("stream_64x16x128_s4_w4", "stream_128x128x64_s3_w8")
 MAX_GROUPS = 256
-FP32_STORE_PARTS = 4
-"""A tile of fp32 sums goes through shared memory in so many, beside the ring of stages."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,16 @@ def gemm_variant(arch: str, form: str, tile: Tile, may_spill: bool) -> Variant:
     else:
         main, extra = tile.parts
         columns = main // 2 if pair else main
-        store_parts = FP32_STORE_PARTS if out == "fp32" and tile.by_map else 1
-        by_map = not extra and (out == "bf16" or tile.by_map)
         maps = {
             "x_map": block_map(tile.block_m, tile.block_k),
             "w_map": block_map(main, tile.block_k, pair=pair),
             "extra_map": block_map(extra, tile.block_k, pair=pair) if extra else None,
-            "out_map": block_map(tile.block_m, columns // store_parts, out) if by_map else None,
+            "out_map": None if extra or out == "fp32" else block_map(tile.block_m, columns, out),
         }
         arguments = {name: kind for name, kind in maps.items() if kind is not None}
         arguments |= {"out": f"*{out}", **sizes}
         constants |= {name: None for name, kind in maps.items() if kind is None}
         constants |= {"BLOCK_N": main, "EXTRA_N": extra, "GROUP_M": 8}
-        constants["STORE_PARTS"] = store_parts
         constants["EARLY_START"] = early_start and tile.early
     return Variant(
         name=f"gemm.{form}.{tile.name}",

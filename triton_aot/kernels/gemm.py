@@ -217,25 +217,6 @@ def store_rows(out, tile, first_m, first_n, M, N, ROWS: tl.constexpr, COLUMNS: t
 
 
 @triton.jit
-def store_by_map(out_map, tile, first_m, first_n, COLUMNS: tl.constexpr, PARTS: tl.constexpr):
-    """In PARTS, 1 or 4, side by side: shared memory holds one at a time."""
-    if PARTS == 1:
-        out_map.store([first_m, first_n], tile)
-    else:
-        left, right = halves(tile, COLUMNS)
-        for i in tl.static_range(2):
-            low, high = halves(left if i == 0 else right, COLUMNS // 2)
-            out_map.store([first_m, first_n + i * (COLUMNS // 2)], low)
-            out_map.store([first_m, first_n + i * (COLUMNS // 2) + COLUMNS // 4], high)
-
-
-@triton.jit
-def halves(tile, COLUMNS: tl.constexpr):
-    pair = tl.reshape(tile, (tile.shape[0], 2, COLUMNS // 2))
-    return tl.split(tl.permute(pair, (0, 2, 1)))
-
-
-@triton.jit
 def gemm_persistent_kernel(
     x_map,
     w_map,
@@ -252,7 +233,6 @@ def gemm_persistent_kernel(
     BLOCK_K: tl.constexpr,
     SILU_MUL: tl.constexpr,
     GROUP_M: tl.constexpr,
-    STORE_PARTS: tl.constexpr,
     EARLY_START: tl.constexpr,
 ):
     """Grid: any number of programs, normally one a multiprocessor. A tile has BLOCK_N weight rows,
@@ -260,9 +240,8 @@ def gemm_persistent_kernel(
     tile need not be a power of two wide and the tiles of a shape can fill every multiprocessor.
 
     x_map, w_map, extra_map: tensor maps of x [M, K] and w [N, K] (SILU_MUL: [2, N, K]) in blocks of
-    BLOCK_M, BLOCK_N and EXTRA_N rows. out_map: of out [M, N] in blocks of a tile's STORE_PARTS-th
-    part, or None, where out has segments, which a block may not run across, or a tile is two
-    blocks."""
+    BLOCK_M, BLOCK_N and EXTRA_N rows. out_map: of out [M, N] in blocks of a tile, or None, where
+    out has segments, which a block may not run across, or a tile is two blocks."""
     act: tl.constexpr = out.dtype.element_ty
     GATES: tl.constexpr = 2 if SILU_MUL else 1
     COLUMNS: tl.constexpr = BLOCK_N // GATES
@@ -298,4 +277,4 @@ def gemm_persistent_kernel(
         elif out_map is None:
             store_rows(target, tile, first_m, first_n, M, N, BLOCK_M, COLUMNS)
         else:
-            store_by_map(out_map, tile, first_m, first_n, COLUMNS, STORE_PARTS)
+            out_map.store([first_m, first_n], tile)

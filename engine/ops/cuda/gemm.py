@@ -16,7 +16,7 @@ from .kernels import Blocks, Kernels
 
 Array = Any
 
-_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?(_map)?")
+_NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?")
 _CUDA_NAME = re.compile(r"(decode|cluster)_(\d+)x(\d+)")
 _CUDA_BLOCK_K, _CUDA_ROWS_A_WARP = 128, 16
 """As in cuda/gemm_decode.cu."""
@@ -160,7 +160,6 @@ class Gemm:
         else:
             grid = (row_tiles, column_tiles, segments)
         if tile.maps:
-            assert segments == 1 or "out" not in tile.maps, tile.kernel
             assert tile.cluster == 1 or n % 8 == 0, (tile, n)
             shapes = {
                 "x": Blocks(x, (m, k)),
@@ -207,6 +206,6 @@ def named_tile(form: str, name: str) -> GemmTile:
     # as in triton_aot/variants.py: two products where the width is no power of two
     maps: tuple[str, ...] = ("x", "w", "w")
     if block_n & (block_n - 1) == 0:
-        maps = ("x", "w", "out") if form != "fp32" or match[6] else ("x", "w")
+        maps = ("x", "w") if form == "fp32" else ("x", "w", "out")
     programs = int(match[5] or 1)
     return GemmTile(kernel, True, columns, block_m, block_k, 0, maps, gates, programs)
