@@ -25,6 +25,16 @@ __device__ inline unsigned shared_address(const void* at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
+// What a thread of a warpgroup may have from now on: fewer than before, or more, for which it waits.
+template <int REGISTERS>
+__device__ inline void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+__device__ inline void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(REGISTERS));
+}
+
 __device__ inline int cluster_rank() {
     int rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -63,7 +73,7 @@ __device__ inline void arrive_at(Barrier* barrier, int rank) {
         "{\n"
         ".reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
         "}\n" ::"r"(shared_address(barrier)),
         "r"(rank)
         : "memory");

@@ -20,7 +20,7 @@ _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?")
 _CUDA_NAME = re.compile(r"(decode|cluster)_(\d+)x(\d+)")
 _CUDA_BLOCK_K, _CUDA_ROWS_A_WARP = 128, 16
 """As in cuda/gemm_decode.cu."""
-_CLUSTER, _CLUSTER_BLOCK_K, _CLUSTER_THREADS = 2, 64, 288
+_CLUSTER, _CLUSTER_BLOCK_K, _CLUSTER_THREADS = 2, 64, 384
 """As in cuda/sm_90/gemm_cluster.cu."""
 _SEGMENT_STEP = 128
 """Segments of K are multiples of this, which every tile's BLOCK_K divides."""

@@ -40,7 +40,7 @@ class TensorMaps:
 
     def _map(self, cut: dict[str, Any], blocks: Blocks) -> tuple[Any, ...]:
         pointer, block = blocks.array.data.ptr, tuple(cut["block_size"])
-        key = (pointer, blocks.shape, block, cut["swizzle"], cut["elem_size"])
+        key = (pointer, blocks.shape, block, cut["swizzle"], cut["elem_size"], cut.get("bare"))
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= _MAX_KNOWN:
