@@ -24,10 +24,13 @@
 constexpr int BLOCK_K = 64, K_STEP = 16;
 constexpr int CLUSTER = 2, GROUPS = 2;  // blocks; warpgroups of a block that multiply
 constexpr int ROWS = GROUPS * 64;       // of x, a block
-constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
-// Registers of a thread: 512 that four threads of a multiprocessor's quarter share, in steps of 8. A
-// group that multiplies takes what the one that copies gives.
-constexpr int COPY_REGISTERS = 56, MULTIPLY_REGISTERS = 224;
+constexpr int MULTIPLYING = GROUPS * WARPGROUP;  // threads
+// A wide tile's sums need more registers than a third of 512, which is what four threads of a
+// multiprocessor's quarter share, in steps of 8: a group that copies gives them to those that multiply.
+// Other tiles copy with one warp, so that blocks of the next kernel fit beside them.
+constexpr int WIDE = 192, COPY_REGISTERS = 56, MULTIPLY_REGISTERS = 224;
+template <int BLOCK_N>
+constexpr int THREADS = MULTIPLYING + (BLOCK_N > WIDE ? WARPGROUP : WARP);
 constexpr int ROW_BYTES = BLOCK_K * sizeof(bf16);
 constexpr int ALIGNED = 1024;     // bytes, of a block of a tensor map
 constexpr int TILES_A_GROUP = 4;  // row tiles that share their weight rows in L2
@@ -195,15 +198,15 @@ __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out*
 
     const int group = warp / 4;
     if (group == GROUPS) {
-        give_registers<COPY_REGISTERS>();
-        if (threadIdx.x % WARPGROUP == 0) {
+        if (BLOCK_N > WIDE) give_registers<COPY_REGISTERS>();
+        if (threadIdx.x == MULTIPLYING) {
             prefetch_map(x);
             prefetch_map(w);
             fill<FORM>(ring, x, w, tiles, rank);
         }
         __syncwarp();
     } else {
-        take_registers<MULTIPLY_REGISTERS>();
+        if (BLOCK_N > WIDE) take_registers<MULTIPLY_REGISTERS>();
         const auto release = [&](unsigned slot) {  // a lane a block of the cluster
             if (lane < CLUSTER) arrive_at(ring.emptied + slot, lane);
         };
@@ -243,7 +246,7 @@ __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out*
     sync_cluster();  // before its shared memory goes, which the other block writes to
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<128>, 1)
     gemm_cluster_bf16_128x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -252,7 +255,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_bf16_128x256, 0, 197728);
 TENSOR_MAP_ROWS(gemm_cluster_bf16_128x256, 128, 64);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<160>, 1)
     gemm_cluster_bf16_160x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -261,7 +264,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_bf16_160x256, 0, 222304);
 TENSOR_MAP_ROWS(gemm_cluster_bf16_160x256, 128, 80);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<192>, 1)
     gemm_cluster_bf16_192x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -270,7 +273,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_bf16_192x256, 0, 205904);
 TENSOR_MAP_ROWS(gemm_cluster_bf16_192x256, 128, 96);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<256>, 1)
     gemm_cluster_bf16_256x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -279,7 +282,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_bf16_256x256, 0, 197696);
 TENSOR_MAP_ROWS(gemm_cluster_bf16_256x256, 128, 128);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<128>, 1)
     gemm_cluster_fp32_128x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, float* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -288,7 +291,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_fp32_128x256, 0, 197728);
 TENSOR_MAP_ROWS(gemm_cluster_fp32_128x256, 128, 64);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<160>, 1)
     gemm_cluster_fp32_160x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, float* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -297,7 +300,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_fp32_160x256, 0, 222304);
 TENSOR_MAP_ROWS(gemm_cluster_fp32_160x256, 128, 80);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<256>, 1)
     gemm_cluster_fp32_256x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, float* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -306,7 +309,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_fp32_256x256, 0, 197696);
 TENSOR_MAP_ROWS(gemm_cluster_fp32_256x256, 128, 128);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<256>, 1)
     gemm_cluster_silu_mul_256x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
                          int K, int segment) {
@@ -315,7 +318,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 DYNAMIC_SHARED_BYTES(gemm_cluster_silu_mul_256x256, 0, 197696);
 TENSOR_MAP_ROWS(gemm_cluster_silu_mul_256x256, 128, 128);
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<288>, 1)
     gemm_cluster_silu_mul_288x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
                          int K, int segment) {

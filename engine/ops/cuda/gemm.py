@@ -20,7 +20,8 @@ _NAME = re.compile(r"(stream|persistent)_(\d+)x(\d+)x(\d+)_.*?(?:_x(\d))?")
 _CUDA_NAME = re.compile(r"(decode|cluster)_(\d+)x(\d+)")
 _CUDA_BLOCK_K, _CUDA_ROWS_A_WARP = 128, 16
 """As in cuda/gemm_decode.cu."""
-_CLUSTER, _CLUSTER_BLOCK_K, _CLUSTER_THREADS = 2, 64, 384
+_CLUSTER, _CLUSTER_BLOCK_K = 2, 64
+_CLUSTER_WIDE, _CLUSTER_THREADS, _CLUSTER_WIDE_THREADS = 192, 288, 384
 """As in cuda/sm_90/gemm_cluster.cu."""
 _SEGMENT_STEP = 128
 """Segments of K are multiples of this, which every tile's BLOCK_K divides."""
@@ -192,7 +193,8 @@ def named_tile(form: str, name: str) -> GemmTile:
         block_n, rows = map(int, cuda.groups()[1:])
         kernel = f"gemm_{cuda[1]}_{form}_{block_n}x{rows}"
         if cuda[1] == "cluster":
-            shape = block_n // gates, rows, _CLUSTER_BLOCK_K, _CLUSTER_THREADS
+            threads = _CLUSTER_WIDE_THREADS if block_n > _CLUSTER_WIDE else _CLUSTER_THREADS
+            shape = block_n // gates, rows, _CLUSTER_BLOCK_K, threads
             return GemmTile(kernel, True, *shape, ("x", "w rows"), gates, cluster=_CLUSTER)
         threads = block_n // _CUDA_ROWS_A_WARP * 32
         return GemmTile(kernel, False, block_n // gates, rows, _CUDA_BLOCK_K, threads)
