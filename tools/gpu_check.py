@@ -2,8 +2,8 @@
 
     python -m tools.gpu_check [--only SECTION ...] [--seed N] [--no-pool] [--out FILE]
 
-Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm` and `gemm_decode`
-(against float64), and `invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts
+Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm`, `gemm_decode`
+and `gemm_cluster` (against float64), and `invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts
 and company). Each runs by itself: one that fails does not stop the others. Prints what failed and a
 table last, writes everything as JSON, and exits with 1 if anything failed.
 """
@@ -155,6 +155,7 @@ def main() -> int:
     run("gemm", checked, gpu_gemm.check_gemm, gemm, arrays())
     decode = gpu_gemm.CHECKED_DECODE
     run("gemm_decode", checked, gpu_gemm.check_gemm, gemm, arrays(), decode)
+    run("gemm_cluster", checked, gpu_gemm.check_gemm_cluster, kernels, gemm, arrays())
     run("invariance", counted, gpu_gemm.invariance_of_table, gemm, arrays())
     run("invariance_tiles", counted, gpu_gemm.invariance_of_tiles, kernels, gemm, arrays())
     run("invariance_groups", counted, gpu_gemm.invariance_of_groups, gemm, arrays())

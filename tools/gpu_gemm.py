@@ -30,6 +30,8 @@ CheckedShapes = tuple[tuple[int, int, int], ...]
 CHECKED: CheckedShapes = ((1, 200, 256), (19, 4128, 1152), (150, 2560, 4096), (600, 8200, 512))
 CHECKED_DECODE: CheckedShapes = ((3, 200, 256), (8, 2560, 4096))
 """M, N, K; the second of few rows, which cuda/gemm_decode.cu is for."""
+CHECKED_CLUSTER = ((300, 200, 192, 1), (131, 4128, 768, 3), (1030, 2568, 512, 2), (5, 72, 64, 1))
+"""M, N, K, segments of partial sums."""
 
 
 def run(gemm: Gemm, form: str, x: Any, weight: Any, out: Any) -> None:
@@ -72,6 +74,31 @@ def check_gemm(
                 actual = actual.astype(np.float64).sum(0)
             tolerance = {"bf16": 4e-3, "silu_mul": 8e-3}.get(form, 1e-5)
             yield f"{form} {m}x{n}x{k}", relative_error(actual, product), tolerance
+
+
+def check_gemm_cluster(
+    kernels: KernelLibrary, gemm: Gemm, a: Arrays
+) -> Iterator[tuple[str, float, float]]:
+    """The same of every tile of cuda/sm_90/gemm_cluster.cu, whichever a table chooses."""
+    for m, n, k, segments in CHECKED_CLUSTER:
+        x = a.act(m, k)
+        host_x = a.host(x).astype(np.float64)
+        for form in ("bf16", "fp32", "silu_mul"):
+            gates = 2 if form == "silu_mul" else 1
+            weight = a.act(gates * n, k, scale=k**-0.5)
+            product = host_x @ a.host(weight).astype(np.float64).T
+            if form == "silu_mul":
+                product = product[:, :n] / (1 + np.exp(-product[:, :n])) * product[:, n:]
+            count, kind = (segments, {"dtype": "float32"}) if form == "fp32" else (1, {})
+            for name in compiled_tiles(form, kernels.names()):
+                if name.startswith("cluster"):
+                    out = a.poisoned(count, m, n, **kind)
+                    cut = n, k // count, count
+                    gemm.launch_tile(named_tile(form, name), x, weight, out, *cut)
+                    actual = a.host(out).astype(np.float64).sum(0)
+                    tolerance = {"bf16": 4e-3, "silu_mul": 8e-3, "fp32": 1e-5}[form]
+                    error = relative_error(actual, product)
+                    yield f"{form} {name} {m}x{n}x{k} / {count}", error, tolerance
 
 
 def differing_rows(got: Any, wanted: Any) -> int:

@@ -61,7 +61,7 @@ PARTS = (
     _tool("model_9B", 45, "gpu_model_check --only parity --sizes 9B"),
     _tool("verify_4B", 40, "gpu_verify --size 4B"),
     _tool("prefix_bits", 15, "bench_prefix_cache --size 4B --only bits"),
-    _tool("memcheck", 25, f"{_SANITIZED} gemm_decode", "memcheck"),
+    _tool("memcheck", 25, f"{_SANITIZED} gemm_decode gemm_cluster", "memcheck"),
     _tool("racecheck", 90, f"{_SANITIZED} gemm_decode", "racecheck"),
     _tool("serving_table", 360, "serving_suite --only table engine"),
     _tool("serving_equal", 90, "serving_suite --only equal"),
