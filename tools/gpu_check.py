@@ -2,10 +2,10 @@
 
     python -m tools.gpu_check [--only SECTION ...] [--seed N] [--no-pool] [--out FILE]
 
-Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm`, `gemm_decode`
-and `gemm_cluster` (against float64), and `invariance` (bits of GEMM rows over M and tiles, and of sequences over cuts
-and company). Each runs by itself: one that fails does not stop the others. Prints what failed and a
-table last, writes everything as JSON, and exits with 1 if anything failed.
+Sections: the ops of tools/gpu_op_checks.py (each against the NumPy op), `gemm`, `gemm_decode` and
+`gemm_cluster` (against float64), and `invariance` (bits of GEMM rows over M and tiles, and of
+sequences over cuts and company). Each runs by itself: one that fails does not stop the others.
+Prints what failed and a table last, writes everything as JSON, and exits with 1 if anything failed.
 """
 
 from __future__ import annotations

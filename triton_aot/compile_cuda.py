@@ -28,7 +28,8 @@ def compile_file(source: str, arch: str) -> tuple[bytes, dict[str, dict[str, Any
     """The cubin of cuda/<source>, and an entry a kernel; RuntimeError with the compiler's log."""
     text = (CUDA / source).read_text()
     program = nvrtc.createProgram(text, source, (), ())
-    options = [f"--gpu-architecture={_WITH_FEATURES.get(arch, arch)}", "--std=c++17", "--ptxas-options=-v"]
+    target = _WITH_FEATURES.get(arch, arch)
+    options = [f"--gpu-architecture={target}", "--std=c++17", "--ptxas-options=-v"]
     for path in (CUDA / "include", find_headers(nvrtc.getVersion()[0])):
         options.append(f"--include-path={path}")
     try:

@@ -36,7 +36,8 @@ def parse_signature(parameters: str) -> list[str]:
     """'const bf16* __restrict__ x, int n' -> ['*bf16', 'i32']"""
     kinds = []
     for parameter in parameters.split(","):
-        words = re.sub(r"\b(const|__restrict__|__grid_constant__)\b", " ", parameter).replace("*", " * ").split()
+        plain = re.sub(r"\b(const|__restrict__|__grid_constant__)\b", " ", parameter)
+        words = plain.replace("*", " * ").split()
         kind = _TYPES[" ".join(word for word in words[:-1] if word != "*")]
         kinds.append("*" + kind if "*" in words else kind)
     return kinds

@@ -3,8 +3,8 @@
 A tile of Triton's is named `<kernel>_<BLOCK_N>x<BLOCK_M>x<BLOCK_K>_s<stages>_w<warps>`; BLOCK_N
 counts weight rows. Persistent ones may have `_early` after that (the kernel starts early, as stream
 tiles always do) and then `_x2` (two programs a multiprocessor). `decode_<BLOCK_N>x<BLOCK_M>` is a
-kernel of cuda/gemm_decode.cu, `cluster_<BLOCK_N>x<BLOCK_M>` one of cuda/sm_90/gemm_cluster.cu. A form
-is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
+kernel of cuda/gemm_decode.cu, `cluster_<BLOCK_N>x<BLOCK_M>` one of cuda/sm_90/gemm_cluster.cu. A
+form is what a GEMM stores: "bf16", "fp32" (logits, or ordered partial sums) or "silu_mul".
 
 tiles/<arch>.json, where tiles/<arch> is missing the file it is mapped to in `TABLES`:
 

@@ -51,8 +51,8 @@ class TensorMaps:
     def _encoded(
         self, pointer: int, shape: tuple[int, ...], block: tuple[int, ...], cut: dict[str, Any]
     ) -> tuple[Any, ...]:
-        """(bytes, *shape, *strides), or the bytes alone. The driver counts dimensions from the innermost, and strides
-        in bytes, without the innermost."""
+        """(bytes, *shape, *strides), or the bytes alone. The driver counts dimensions from the
+        innermost, and strides in bytes, without the innermost."""
         rank, size = len(shape), cut["elem_size"]
         strides = [1]
         for extent in shape[:0:-1]:
