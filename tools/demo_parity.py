@@ -1,10 +1,10 @@
-"""The demo model through the engine on a device, against the NumPy ops with bf16 rounding, which are
-fed the same tokens, and against itself with other batches and chunks.
+"""The demo model through the engine on a device, against the NumPy ops with bf16 rounding, fed the
+same tokens, and against itself with other batches and chunks.
 
-Two kinds of text. Whole held-out documents are prefilled, and the device's first choice is looked at
-behind each of their tokens. Of 20 stories, facts and recall passages every first choice is NumPy's,
-or within NEAR of it. Prompts are continued greedily, by the decode kernels; there, and in chat,
-the candidates may also be as far apart as bf16 rounding alone moves them.
+Two kinds of text. Whole held-out documents are prefilled, and the device's first choice is looked
+at behind each of their tokens: of 20 stories, facts and recall passages every choice is NumPy's, or
+within NEAR of it. Prompts are continued greedily, by the decode kernels; there, and in chat, the
+candidates may also be as far apart as bf16 rounding alone moves them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,10 @@ from tools.demo_texts import PROMPTS, held_out
 from tools.engine_model import EngineModel, cpu_parts
 
 F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
 
 NUM_TOKENS = 32
+MAX_LEN = 1024
 NEAR = 0.05
 """Logits that two candidates may differ by and count as equal."""
 NEAR_DOCUMENTS = {"story": 7, "facts": 7, "recall": 6}
@@ -48,35 +49,43 @@ _SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, seed=7, top_p=0.9, logprobs=5, 
 _FED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, ignore_eos=True)
 
 
-@dataclass(frozen=True)
-class Fed:
-    """Tokens that were fed, and the device's first choice behind each from `first` on."""
-
-    ids: list[int]
-    chosen: list[int]
-    first: int = 0
-
-
 class NumpyModel:
-    """The NumPy ops, one text at a time."""
+    """The NumPy ops, with a slot for each prompt; documents use the first."""
 
     def __init__(self, model_dir: Path, *, round_bf16: bool) -> None:
-        self._parts = cpu_parts(1, 512, round_bf16=round_bf16)
+        self._parts = cpu_parts(len(PROMPTS), 512, round_bf16=round_bf16)
         config = ModelConfig.from_hf(model_dir)
         weights = load_weights(model_dir, config, self._parts.device, "float32", round_bf16=True)
-        self._model = EngineModel(config, weights, self._parts, 1024)
+        self._vocab_size = config.vocab_size
+        self._model = EngineModel(config, weights, self._parts, MAX_LEN)
 
-    def logits(self, fed: Fed) -> F32:
-        """Behind each token from `fed.first` on, [len(fed.chosen), vocab]."""
-        found = []
-        for start in range(0, len(fed.ids), self._parts.max_tokens):
-            end = min(start + self._parts.max_tokens, len(fed.ids))
-            rows = range(max(fed.first - start, 0), end - start)
-            found.append(self._model.prefill(0, fed.ids, start, end, rows or [0])[: len(rows)])
-        return np.concatenate(found)
+    def document_logits(self, ids: list[int]) -> F32:
+        """Behind each token, [tokens, vocab]."""
+        chunks = list(self._prefill(0, ids, all_rows=True))
+        return np.concatenate(chunks)
+
+    def completion_logits(self, prompts: SequenceOf[list[int]], taken: I64) -> F32:
+        """Where the completions' tokens `taken` [prompts, tokens] were, [prompts, tokens, vocab]."""
+        found = np.empty((*taken.shape, self._vocab_size), np.float32)
+        for slot, ids in enumerate(prompts):
+            for logits in self._prefill(slot, ids, all_rows=False):
+                found[slot, 0] = logits[-1]
+        for step in range(taken.shape[1] - 1):
+            rows = [
+                (slot, int(taken[slot, step]), len(ids) + step) for slot, ids in enumerate(prompts)
+            ]
+            found[:, step + 1] = self._model.decode(rows)
+        return found
 
     def close(self) -> None:
         self._parts.device.close()
+
+    def _prefill(self, slot: int, ids: list[int], *, all_rows: bool) -> Iterator[F32]:
+        """Logits of each chunk's rows, or of its last row."""
+        for start in range(0, len(ids), self._parts.max_tokens):
+            end = min(start + self._parts.max_tokens, len(ids))
+            rows = range(0 if all_rows else end - start - 1, end - start)
+            yield self._model.prefill(slot, ids, start, end, rows)
 
 
 def generate(
@@ -85,7 +94,7 @@ def generate(
     """(ids of the prompts and documents, completions): of the prompts the greedy ones, then of the
     documents, then of the prompts the sampled ones."""
     dtype = "bfloat16" if device == "cpu" else "auto"
-    defaults: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory": 256 << 20}
+    defaults: dict[str, Any] = {"max_model_len": MAX_LEN, "kv_cache_memory": 256 << 20}
     with LLM(str(model_dir), device=device, dtype=dtype, **{**defaults, **options}) as llm:
         ids = [llm.tokenizer.encode(text) for text in (*PROMPTS, *documents)]
         prompts = ids[: len(PROMPTS)]
@@ -100,24 +109,11 @@ def demo_checks(model_dir: Path, device: str, release: Any) -> Iterator[dict[str
     ids, base = generate(model_dir, device, documents, max_num_seqs=2 * len(PROMPTS))
     gc.collect()
     release()
-    rounded = NumpyModel(model_dir, round_bf16=True)
-    exact = NumpyModel(model_dir, round_bf16=False)
-
-    done = len(PROMPTS)
-    for kind, count in kinds.items():
-        of_kind = slice(done, done + count)
-        done += count
-        fed = list(map(fed_document, ids[of_kind], base[of_kind]))
-        measured = [gaps(each, rounded, exact) for each in fed]
-        yield row_of(
-            f"fed {count} documents: {kind}", measured, noise_counts=kind not in NEAR_DOCUMENTS
-        )
-    for text, prompt, completion in zip(PROMPTS, ids, base, strict=False):
-        measured = [gaps(fed_completion(prompt, completion), rounded, exact)]
-        what = f"greedy {text[:30]!r} -> {completion.text[:40]!r}"
-        yield row_of(what, measured, noise_counts=True)
-    rounded.close()
-    exact.close()
+    models = NumpyModel(model_dir, round_bf16=True), NumpyModel(model_dir, round_bf16=False)
+    yield from _document_rows(models, ids, base)
+    yield from _prompt_rows(models, ids[: len(PROMPTS)], base)
+    for model in models:
+        model.close()
 
     for options in RUNS:
         _, again = generate(model_dir, device, documents, **options)
@@ -127,36 +123,54 @@ def demo_checks(model_dir: Path, device: str, release: Any) -> Iterator[dict[str
         yield {"what": f"equal bits with {options}", "differing": differing, "ok": differing == 0}
 
 
-def fed_document(ids: list[int], completion: Completion) -> Fed:
-    """Behind all but the last token by its log-probabilities, behind the last by what follows."""
+def _document_rows(
+    models: tuple[NumpyModel, NumpyModel], ids: list[list[int]], completions: list[Completion]
+) -> Iterator[dict[str, Any]]:
+    done = len(PROMPTS)
+    for kind, count in (NEAR_DOCUMENTS | NOISY_DOCUMENTS).items():
+        measured = []
+        for index in range(done, done + count):
+            rounded, exact = (model.document_logits(ids[index]) for model in models)
+            measured.append(gaps(first_choices(completions[index]), rounded, exact))
+        done += count
+        behind, noise = map(np.concatenate, zip(*measured, strict=True))
+        what = f"fed {count} documents: {kind}"
+        yield {"what": what, **compared(behind, noise, noise_counts=kind in NOISY_DOCUMENTS)}
+
+
+def _prompt_rows(
+    models: tuple[NumpyModel, NumpyModel], prompts: list[list[int]], completions: list[Completion]
+) -> Iterator[dict[str, Any]]:
+    greedy = completions[: len(prompts)]
+    taken = np.array([completion.token_ids for completion in greedy])
+    rounded, exact = (model.completion_logits(prompts, taken) for model in models)
+    for row, (text, completion) in enumerate(zip(PROMPTS, greedy, strict=True)):
+        what = f"greedy {text[:30]!r} -> {completion.text[:40]!r}"
+        behind, noise = gaps(taken[row], rounded[row], exact[row])
+        yield {"what": what, **compared(behind, noise, noise_counts=True)}
+
+
+def first_choices(completion: Completion) -> I64:
+    """Of a document that was fed: behind all tokens but the last from the log-probabilities of
+    those that follow, behind the last the token that was made."""
     chosen = [entry.top_ids[0] for entry in completion.prompt_logprobs]
-    return Fed(ids, [*chosen, *completion.token_ids])
+    return np.array([*chosen, *completion.token_ids])
 
 
-def fed_completion(prompt: list[int], completion: Completion) -> Fed:
-    taken = list(completion.token_ids)
-    return Fed([*prompt, *taken[:-1]], taken, len(prompt) - 1)
-
-
-def gaps(fed: Fed, rounded: NumpyModel, exact: NumpyModel) -> tuple[F32, F32]:
-    """By how much the best of the rounded logits is over the device's choice, and how much of that
+def gaps(taken: I64, rounded: F32, exact: F32) -> tuple[F32, F32]:
+    """By how much the best of the rounded logits is over the token taken, and how much of that
     rounding itself can make: the difference of the two ids' distance with and without it, twice,
-    since both sides round. Both one a choice."""
-    rounded_logits, exact_logits = rounded.logits(fed), exact.logits(fed)
-    rows, best = np.arange(len(fed.chosen)), rounded_logits.argmax(-1)
-    behind = rounded_logits[rows, best] - rounded_logits[rows, fed.chosen]
-    behind_exact = exact_logits[rows, best] - exact_logits[rows, fed.chosen]
+    since both sides round. taken [T], logits [T, vocab]; both results [T]."""
+    rows, best = np.arange(len(taken)), rounded.argmax(-1)
+    behind = rounded[rows, best] - rounded[rows, taken]
+    behind_exact = exact[rows, best] - exact[rows, taken]
     return behind, 2 * np.abs(behind - behind_exact)
 
 
-def row_of(
-    what: str, measured: SequenceOf[tuple[F32, F32]], *, noise_counts: bool
-) -> dict[str, Any]:
-    """Of texts' `gaps`. Without `noise_counts` no candidates may be further apart than NEAR."""
-    behind, noise = (np.concatenate(parts) for parts in zip(*measured, strict=True))
+def compared(behind: F32, noise: F32, *, noise_counts: bool) -> dict[str, Any]:
+    """Without `noise_counts` no two candidates may be further apart than NEAR."""
     allowed = np.maximum(NEAR, noise) if noise_counts else NEAR
     return {
-        "what": what,
         "positions": len(behind),
         "other_argmax": int((behind > 0).sum()),
         "over_0.05": int((behind > NEAR).sum()),

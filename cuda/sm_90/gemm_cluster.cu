@@ -33,7 +33,6 @@ template <int BLOCK_N>
 constexpr int THREADS = MULTIPLYING + (BLOCK_N > WIDE ? WARPGROUP : WARP);
 constexpr int ROW_BYTES = BLOCK_K * sizeof(bf16);
 constexpr int ALIGNED = 1024;     // bytes, of a block of a tensor map
-constexpr int TILES_A_GROUP = 4;  // row tiles that share their weight rows in L2
 
 // BLOCK_N: weight rows of a tile.
 template <int BLOCK_N>
@@ -60,16 +59,15 @@ struct Tiles {
     __device__ int count() const {
         return count_m() * count_n() * ((K + segment - 1) / segment);
     }
-    // Down a group of row tiles, then the next column of tiles.
+    // Down a group of row tiles, whose rows of x stay in L2, then the next column of tiles.
     __device__ Tile at(int index) const {
-        const int tiles_m = count_m(), tiles_n = count_n();
+        const int tiles_m = count_m(), tiles_n = count_n(), most = K <= 4096 ? 8 : 4;
         const int s = index / (tiles_m * tiles_n);
         index -= s * tiles_m * tiles_n;
-        const int group = index / (TILES_A_GROUP * tiles_n);
-        const int size = min(tiles_m - group * TILES_A_GROUP, TILES_A_GROUP);
-        index -= group * TILES_A_GROUP * tiles_n;
+        const int group = index / (most * tiles_n), size = min(tiles_m - group * most, most);
+        index -= group * most * tiles_n;
         const int begin = s * segment;
-        return {(group * TILES_A_GROUP + index % size) * CLUSTER * ROWS, index / size * columns, begin,
+        return {(group * most + index % size) * CLUSTER * ROWS, index / size * columns, begin,
                 (min(begin + segment, K) - begin) / BLOCK_K, s};
     }
 };
@@ -125,51 +123,54 @@ __device__ inline void store_row(unsigned p0, unsigned p1, unsigned p2, unsigned
     if (stored && n < N) *reinterpret_cast<uint4*>(row + n) = make_uint4(p0, p1, p2, p3);
 }
 
-// sums: of one or two products side by side, or of gate and up.
-template <Form FORM, int PARTS, int COUNT, typename Out>
-__device__ inline void store(const float (&sums)[PARTS][COUNT], Out* __restrict__ out, const Tile& tile,
+// The sums of a tile, of one or two products of COUNT registers side by side. silu_mul: the first half of
+// them is of gate rows.
+template <int PRODUCTS, int COUNT>
+struct Sums {
+    float of[PRODUCTS][COUNT];
+
+    __device__ float operator[](int i) const { return of[i / COUNT][i % COUNT]; }
+};
+
+template <Form FORM, int COLUMNS, int PRODUCTS, int COUNT, typename Out>
+__device__ inline void store(const Sums<PRODUCTS, COUNT>& sums, Out* __restrict__ out, const Tile& tile,
                              int first_row, int M, int N, int lane) {
-    constexpr int BLOCKS = COUNT / 4, PRODUCTS = FORM == Form::SILU_MUL ? 1 : PARTS;
+    constexpr int BLOCKS = COLUMNS / 8;
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int m = first_row + g + 8 * half;
         const bool stored = m < M;
         Out* row = out + (static_cast<long long>(tile.segment) * M + m) * N;
+        const auto pair = [&](int j, int gate) {  // of block j
+            const int i = gate * (COLUMNS / 2) + 4 * j + 2 * half;
+            return make_float2(sums[i], sums[i + 1]);
+        };
+        if constexpr (FORM == Form::FP32) {
 #pragma unroll
-        for (int product = 0; product < PRODUCTS; ++product) {
-            const int first_n = tile.first_n + product * 8 * BLOCKS;
-            if constexpr (FORM == Form::FP32) {
-#pragma unroll
-                for (int j = 0; j < BLOCKS; ++j) {
-                    const int n = first_n + 8 * j + 2 * t, i = 4 * j + 2 * half;
-                    if (stored && n < N) {
-                        *reinterpret_cast<float2*>(row + n) =
-                            make_float2(sums[product][i], sums[product][i + 1]);
-                    }
+            for (int j = 0; j < BLOCKS; ++j) {
+                const int n = tile.first_n + 8 * j + 2 * t;
+                if (stored && n < N) *reinterpret_cast<float2*>(row + n) = pair(j, 0);
+            }
+        } else {
+            const auto packed = [&](int j) {
+                float2 x = pair(j, 0);
+                if constexpr (FORM == Form::SILU_MUL) {
+                    const float2 up = pair(j, 1);
+                    x = make_float2(to_float(silu_mul(x.x, up.x)), to_float(silu_mul(x.y, up.y)));
                 }
-            } else {
-                const auto packed = [&](int j) {
-                    const int i = 4 * j + 2 * half;
-                    if constexpr (FORM == Form::SILU_MUL) {
-                        const bf16 low = silu_mul(sums[0][i], sums[1][i]);
-                        const bf16 high = silu_mul(sums[0][i + 1], sums[1][i + 1]);
-                        return pack_act(to_float(low), to_float(high));
-                    } else {
-                        return pack_act(sums[product][i], sums[product][i + 1]);
-                    }
-                };
+                return pack_act(x.x, x.y);
+            };
 #pragma unroll
-                for (int j = 0; j + 4 <= BLOCKS; j += 4) {
-                    store_row(packed(j), packed(j + 1), packed(j + 2), packed(j + 3), row, first_n + 8 * j, N,
-                              stored, t);
-                }
+            for (int j = 0; j + 4 <= BLOCKS; j += 4) {
+                store_row(packed(j), packed(j + 1), packed(j + 2), packed(j + 3), row,
+                          tile.first_n + 8 * j, N, stored, t);
+            }
 #pragma unroll
-                for (int j = BLOCKS / 4 * 4; j < BLOCKS; ++j) {
-                    const int n = first_n + 8 * j + 2 * t;
-                    const unsigned pair = packed(j);
-                    if (stored && n < N) *reinterpret_cast<unsigned*>(row + n) = pair;
-                }
+            for (int j = BLOCKS / 4 * 4; j < BLOCKS; ++j) {
+                const int n = tile.first_n + 8 * j + 2 * t;
+                const unsigned two = packed(j);
+                if (stored && n < N) *reinterpret_cast<unsigned*>(row + n) = two;
             }
         }
     }
@@ -178,8 +179,8 @@ __device__ inline void store(const float (&sums)[PARTS][COUNT], Out* __restrict_
 template <Form FORM, int BLOCK_N, int STAGES, typename Out>
 __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out* __restrict__ out, int M,
                                     int N, int K, int segment) {
-    constexpr bool PAIR = FORM == Form::SILU_MUL;
-    constexpr int PARTS = PAIR ? 2 : 1, COLUMNS = BLOCK_N / PARTS, COUNT = COLUMNS / 2;
+    constexpr int COLUMNS = FORM == Form::SILU_MUL ? BLOCK_N / 2 : BLOCK_N;
+    constexpr int PRODUCTS = BLOCK_N > 256 ? 2 : 1, COUNT = BLOCK_N / PRODUCTS / 2;
     static_assert(BLOCK_N % 16 == 0);
     DYNAMIC_SHARED(unsigned char, memory);
     auto& ring = *reinterpret_cast<Ring<BLOCK_N, STAGES>*>(
@@ -213,20 +214,20 @@ __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out*
         unsigned turn = 0;
         for (int index = blockIdx.x / CLUSTER; index < tiles.count(); index += gridDim.x / CLUSTER) {
             const Tile tile = tiles.at(index);
-            float sums[PARTS][COUNT] = {};
+            Sums<PRODUCTS, COUNT> sums = {};
             for (int step = 0; step < tile.steps; ++step, ++turn) {
                 const unsigned slot = turn % STAGES;
                 wait_for(ring.filled + slot, turn / STAGES & 1);
                 const unsigned long long a = operand(ring.stages[slot].x + group * 64 * ROW_BYTES);
                 const unsigned long long b = operand(ring.stages[slot].w);
 #pragma unroll
-                for (int part = 0; part < PARTS; ++part) hold(sums[part]);
+                for (int i = 0; i < PRODUCTS; ++i) hold(sums.of[i]);
                 begin_products();
 #pragma unroll
                 for (int k = 0; k < BLOCK_K / K_STEP; ++k) {
 #pragma unroll
-                    for (int part = 0; part < PARTS; ++part) {
-                        multiply(sums[part], a + 2 * k, b + part * (COLUMNS * ROW_BYTES / 16) + 2 * k);
+                    for (int i = 0; i < PRODUCTS; ++i) {
+                        multiply(sums.of[i], a + 2 * k, b + i * (2 * COUNT * ROW_BYTES / 16) + 2 * k);
                     }
                 }
                 end_products();
@@ -237,10 +238,10 @@ __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out*
             }
             wait_products<0>();
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part) hold(sums[part]);
+            for (int i = 0; i < PRODUCTS; ++i) hold(sums.of[i]);
             release((turn - 1) % STAGES);
             const int first_row = tile.first_m + rank * ROWS + warp * 16;
-            store<FORM>(sums, out, tile, first_row, M, N, lane);
+            store<FORM, COLUMNS>(sums, out, tile, first_row, M, N, lane);
         }
     }
     sync_cluster();  // before its shared memory goes, which the other block writes to
