@@ -10,7 +10,7 @@ candidates may also be as far apart as bf16 rounding alone moves them.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ MAX_LEN = 1024
 NEAR = 0.05
 """Logits that two candidates may differ by and count as equal."""
 NEAR_DOCUMENTS = {"story": 7, "facts": 7, "recall": 6}
+"""The first so many of each kind; of these no candidates may be further apart."""
 NOISY_DOCUMENTS = {"chat": 5}
-"""Apart from the others for one tie that its user turns often begin with: after a tool's result
-"Look" is before "Open" by 0.050 with bf16 rounding and by 0.017 without."""
+"""Not among those for what its users say: of two openings for a turn, "Look" and "Open", the first
+is likelier by 0.050 with bf16 rounding and by 0.017 without, and the device has either."""
 
 RUNS: tuple[dict[str, int], ...] = (
     {"max_num_seqs": 1},
@@ -50,10 +51,10 @@ _FED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, ignore_e
 
 
 class NumpyModel:
-    """The NumPy ops, with a slot for each prompt; documents use the first."""
+    """The NumPy ops over some slots; documents use the first."""
 
-    def __init__(self, model_dir: Path, *, round_bf16: bool) -> None:
-        self._parts = cpu_parts(len(PROMPTS), 512, round_bf16=round_bf16)
+    def __init__(self, model_dir: Path, slots: int, *, round_bf16: bool) -> None:
+        self._parts = cpu_parts(slots, 512, round_bf16=round_bf16)
         config = ModelConfig.from_hf(model_dir)
         weights = load_weights(model_dir, config, self._parts.device, "float32", round_bf16=True)
         self._vocab_size = config.vocab_size
@@ -61,11 +62,10 @@ class NumpyModel:
 
     def document_logits(self, ids: list[int]) -> F32:
         """Behind each token, [tokens, vocab]."""
-        chunks = list(self._prefill(0, ids, all_rows=True))
-        return np.concatenate(chunks)
+        return np.concatenate(list(self._prefill(0, ids, all_rows=True)))
 
     def completion_logits(self, prompts: SequenceOf[list[int]], taken: I64) -> F32:
-        """Where the completions' tokens `taken` [prompts, tokens] were, [prompts, tokens, vocab]."""
+        """Where the tokens `taken` [prompts, tokens] were taken, [prompts, tokens, vocab]."""
         found = np.empty((*taken.shape, self._vocab_size), np.float32)
         for slot, ids in enumerate(prompts):
             for logits in self._prefill(slot, ids, all_rows=False):
@@ -89,65 +89,72 @@ class NumpyModel:
 
 
 def generate(
-    model_dir: Path, device: str, documents: SequenceOf[str], **options: Any
+    model_dir: Path,
+    device: str,
+    prompts: SequenceOf[str],
+    documents: SequenceOf[str],
+    **options: int,
 ) -> tuple[list[list[int]], list[Completion]]:
-    """(ids of the prompts and documents, completions): of the prompts the greedy ones, then of the
-    documents, then of the prompts the sampled ones."""
-    dtype = "bfloat16" if device == "cpu" else "auto"
-    defaults: dict[str, Any] = {"max_model_len": MAX_LEN, "kv_cache_memory": 256 << 20}
-    with LLM(str(model_dir), device=device, dtype=dtype, **{**defaults, **options}) as llm:
-        ids = [llm.tokenizer.encode(text) for text in (*PROMPTS, *documents)]
-        prompts = ids[: len(PROMPTS)]
+    """(ids of prompts and documents, completions): the prompts' greedy ones, the documents' of one
+    token, the prompts' sampled ones."""
+    defaults: dict[str, Any] = {
+        "device": device,
+        "dtype": "bfloat16" if device == "cpu" else "auto",
+        "max_model_len": MAX_LEN,
+        "kv_cache_memory": 256 << 20,
+    }
+    with LLM(str(model_dir), **{**defaults, **options}) as llm:
+        ids = [llm.tokenizer.encode(text) for text in (*prompts, *documents)]
         params = [_GREEDY] * len(prompts) + [_FED] * len(documents) + [_SAMPLED] * len(prompts)
-        return ids, llm.generate(ids + prompts, params)
+        return ids, llm.generate(ids + ids[: len(prompts)], params)
 
 
-def demo_checks(model_dir: Path, device: str, release: Any) -> Iterator[dict[str, Any]]:
+def demo_checks(
+    model_dir: Path,
+    device: str,
+    release: Callable[[], None],
+    *,
+    prompts: SequenceOf[str] = PROMPTS,
+    near: Mapping[str, int] = NEAR_DOCUMENTS,
+    noisy: Mapping[str, int] = NOISY_DOCUMENTS,
+    runs: SequenceOf[dict[str, int]] = RUNS,
+) -> Iterator[dict[str, Any]]:
     """Rows with `ok`. `release()` gives memory of closed engines back to the device."""
-    kinds = NEAR_DOCUMENTS | NOISY_DOCUMENTS
-    documents = [text for kind, count in kinds.items() for text in held_out(kind, count)]
-    ids, base = generate(model_dir, device, documents, max_num_seqs=2 * len(PROMPTS))
+    kinds = [*near.items(), *noisy.items()]
+    documents = [text for kind, count in kinds for text in held_out(kind, count)]
+    ids, base = generate(model_dir, device, prompts, documents, max_num_seqs=2 * len(prompts))
     gc.collect()
     release()
-    models = NumpyModel(model_dir, round_bf16=True), NumpyModel(model_dir, round_bf16=False)
-    yield from _document_rows(models, ids, base)
-    yield from _prompt_rows(models, ids[: len(PROMPTS)], base)
-    for model in models:
-        model.close()
+    rounded = NumpyModel(model_dir, len(prompts), round_bf16=True)
+    exact = NumpyModel(model_dir, len(prompts), round_bf16=False)
 
-    for options in RUNS:
-        _, again = generate(model_dir, device, documents, **options)
+    behind, noise = [], []
+    for each, completion in zip(ids[len(prompts) :], base[len(prompts) :], strict=False):
+        logits = rounded.document_logits(each), exact.document_logits(each)
+        found = gaps(first_choices(completion), *logits)
+        behind.append(found[0])
+        noise.append(found[1])
+    for kind, count in kinds:
+        of_kind = np.concatenate(behind[:count]), np.concatenate(noise[:count])
+        del behind[:count], noise[:count]
+        what = f"fed {count} documents: {kind}"
+        yield {"what": what, **compared(*of_kind, noise_counts=kind not in near)}
+
+    greedy = base[: len(prompts)]
+    taken = np.array([completion.token_ids for completion in greedy])
+    all_logits = [m.completion_logits(ids[: len(prompts)], taken) for m in (rounded, exact)]
+    for text, completion, tokens, *logits in zip(prompts, greedy, taken, *all_logits, strict=True):
+        what = f"greedy {text[:30]!r} -> {completion.text[:40]!r}"
+        yield {"what": what, **compared(*gaps(tokens, *logits), noise_counts=True)}
+    rounded.close()
+    exact.close()
+
+    for options in runs:
+        _, again = generate(model_dir, device, prompts, documents, **options)
         gc.collect()
         release()
         differing = sum(a != b for a, b in zip(base, again, strict=True))
         yield {"what": f"equal bits with {options}", "differing": differing, "ok": differing == 0}
-
-
-def _document_rows(
-    models: tuple[NumpyModel, NumpyModel], ids: list[list[int]], completions: list[Completion]
-) -> Iterator[dict[str, Any]]:
-    done = len(PROMPTS)
-    for kind, count in (NEAR_DOCUMENTS | NOISY_DOCUMENTS).items():
-        measured = []
-        for index in range(done, done + count):
-            rounded, exact = (model.document_logits(ids[index]) for model in models)
-            measured.append(gaps(first_choices(completions[index]), rounded, exact))
-        done += count
-        behind, noise = map(np.concatenate, zip(*measured, strict=True))
-        what = f"fed {count} documents: {kind}"
-        yield {"what": what, **compared(behind, noise, noise_counts=kind in NOISY_DOCUMENTS)}
-
-
-def _prompt_rows(
-    models: tuple[NumpyModel, NumpyModel], prompts: list[list[int]], completions: list[Completion]
-) -> Iterator[dict[str, Any]]:
-    greedy = completions[: len(prompts)]
-    taken = np.array([completion.token_ids for completion in greedy])
-    rounded, exact = (model.completion_logits(prompts, taken) for model in models)
-    for row, (text, completion) in enumerate(zip(PROMPTS, greedy, strict=True)):
-        what = f"greedy {text[:30]!r} -> {completion.text[:40]!r}"
-        behind, noise = gaps(taken[row], rounded[row], exact[row])
-        yield {"what": what, **compared(behind, noise, noise_counts=True)}
 
 
 def first_choices(completion: Completion) -> I64:
