@@ -35,8 +35,8 @@ NEAR = 0.05
 NEAR_DOCUMENTS = {"story": 7, "facts": 7, "recall": 6}
 """The first so many of each kind; of these no candidates may be further apart."""
 NOISY_DOCUMENTS = {"chat": 5}
-"""Not among those for what its users say: of two openings for a turn, "Look" and "Open", the first
-is likelier by 0.050 with bf16 rounding and by 0.017 without, and the device has either."""
+"""Not among those for what its users say: of two openings of a turn, "Look" and "Open", the first is
+likelier by 0.0504 with bf16 rounding and by 0.017 without, so the order of sums decides."""
 
 RUNS: tuple[dict[str, int], ...] = (
     {"max_num_seqs": 1},
@@ -106,7 +106,10 @@ def generate(
     with LLM(str(model_dir), **{**defaults, **options}) as llm:
         ids = [llm.tokenizer.encode(text) for text in (*prompts, *documents)]
         params = [_GREEDY] * len(prompts) + [_FED] * len(documents) + [_SAMPLED] * len(prompts)
-        return ids, llm.generate(ids + ids[: len(prompts)], params)
+        completions = llm.generate(ids + ids[: len(prompts)], params)
+    if errors := {completion.error for completion in completions} - {None}:
+        raise RuntimeError(f"the engine failed: {errors}")
+    return ids, completions
 
 
 def demo_checks(
@@ -168,6 +171,7 @@ def gaps(taken: I64, rounded: F32, exact: F32) -> tuple[F32, F32]:
     """By how much the best of the rounded logits is over the token taken, and how much of that
     rounding itself can make: the difference of the two ids' distance with and without it, twice,
     since both sides round. taken [T], logits [T, vocab]; both results [T]."""
+    assert len(taken) == len(rounded) == len(exact), "one choice a position"
     rows, best = np.arange(len(taken)), rounded.argmax(-1)
     behind = rounded[rows, best] - rounded[rows, taken]
     behind_exact = exact[rows, best] - exact[rows, taken]
