@@ -35,8 +35,8 @@ NEAR = 0.05
 NEAR_DOCUMENTS = {"story": 7, "facts": 7, "recall": 6}
 """The first so many of each kind; of these no candidates may be further apart."""
 NOISY_DOCUMENTS = {"chat": 5}
-"""Not among those for what its users say: of two openings of a turn, "Look" and "Open", the first is
-likelier by 0.0504 with bf16 rounding and by 0.017 without, so the order of sums decides."""
+"""Not among those for what its users say: of two openings of a turn, "Look" and "Open", the first
+is likelier by 0.0504 with bf16 rounding and by 0.017 without, so the order of sums decides."""
 
 RUNS: tuple[dict[str, int], ...] = (
     {"max_num_seqs": 1},
