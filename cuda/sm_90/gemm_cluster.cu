@@ -154,11 +154,8 @@ __device__ inline void store(const Sums<PRODUCTS, COUNT>& sums, Out* __restrict_
             }
         } else {
             const auto packed = [&](int j) {
-                float2 x = pair(j, 0);
-                if constexpr (FORM == Form::SILU_MUL) {
-                    const float2 up = pair(j, 1);
-                    x = make_float2(to_float(silu_mul(x.x, up.x)), to_float(silu_mul(x.y, up.y)));
-                }
+                const float2 x = pair(j, 0);
+                if constexpr (FORM == Form::SILU_MUL) return silu_mul(x, pair(j, 1));
                 return pack_act(x.x, x.y);
             };
 #pragma unroll
@@ -188,7 +185,9 @@ __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out*
     let_next_kernel_start();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, rank = cluster_rank();
     const Tiles tiles = {M, N, K, segment, COLUMNS};
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == MULTIPLYING) {
+        prefetch_map(x);
+        prefetch_map(w);
         for (int i = 0; i < STAGES; ++i) {
             init_barrier(ring.filled + i, 1);
             init_barrier(ring.emptied + i, CLUSTER * GROUPS * 4);
@@ -200,11 +199,7 @@ __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out*
     const int group = warp / 4;
     if (group == GROUPS) {
         if (BLOCK_N > WIDE) give_registers<COPY_REGISTERS>();
-        if (threadIdx.x == MULTIPLYING) {
-            prefetch_map(x);
-            prefetch_map(w);
-            fill<FORM>(ring, x, w, tiles, rank);
-        }
+        if (threadIdx.x == MULTIPLYING) fill<FORM>(ring, x, w, tiles, rank);
         __syncwarp();
     } else {
         if (BLOCK_N > WIDE) take_registers<MULTIPLY_REGISTERS>();
