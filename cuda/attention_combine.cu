@@ -2,8 +2,8 @@
 //
 //     out = softmax(q k^T / 16) v  >act  * (sigmoid(gate) >act)  >act
 //
-//     partial_out fp32 [splits, NQ, 256] and partial_stats fp32 [splits, NQ, 2], of attention_decode;
-//     first_splits: from prepare_decode; qgkv act [B, (2 NQ + 2 NKV) * 256]; out act [B, NQ * 256]
+//     partial_out fp32 [items, NQ, 256] and partial_stats fp32 [items, NQ, 2], of attention_decode;
+//     first_items: from prepare_decode; qgkv act [B, (2 NQ + 2 NKV) * 256]; out act [B, NQ * 256]
 //
 // Grid (NQ, B), 64 threads. A row without items is padding: zeros.
 // Formula: spec section 3.4. Check and time: tools/gpu_check.py --only attention_decode
@@ -17,12 +17,12 @@ static_assert(MAX_SPLITS <= THREADS);
 // A thread a split for the weights, then 4 dims a thread.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_combine_kernel(
     const float* __restrict__ partial_out, const float* __restrict__ partial_stats,
-    const int* __restrict__ first_splits, const bf16* __restrict__ qgkv, bf16* __restrict__ out,
+    const int* __restrict__ first_items, const bf16* __restrict__ qgkv, bf16* __restrict__ out,
     int NQ, int NKV) {
     wait_for_earlier_kernels();
     __shared__ float factors[THREADS], sums[THREADS], warp_largest[2];
     const int head = blockIdx.x, row = blockIdx.y, i = threadIdx.x, dim = threadIdx.x * 4;
-    const int begin = first_splits[row], splits = first_splits[row + 1] - begin;
+    const int begin = first_items[row], splits = first_items[row + 1] - begin;
     float gate[4];
     const long long gate_head = static_cast<long long>(row) * (2 * NQ + 2 * NKV) + NQ + head;
     load_floats(qgkv + gate_head * D + dim, gate);

@@ -3,8 +3,8 @@
 //
 //     q act [B, NQ, 256]; query head j reads KV head j / (NQ / NKV), at most 8 query heads each
 //     k_cache, v_cache act [blocks, NKV, block_size, 256]; block_size a multiple of 16
-//     work_items, first_splits: from prepare_decode. partial_out fp32 [splits, NQ, 256], row by row (not
-//     yet divided by the sum of weights), partial_stats fp32 [splits, NQ, 2]: maximum (of the score
+//     work_items, first_items: from prepare_decode. partial_out fp32 [items, NQ, 256] (not yet
+//     divided by the sum of weights), partial_stats fp32 [items, NQ, 2]: maximum (of the score
 //     times log2 e) and sum of weights
 //
 // Grid: any, persistent over (work item, KV head). A block's 4 warps take the 16-token groups of the
@@ -198,7 +198,7 @@ __device__ inline void load_query(uint4 (&to)[2], const bf16* q, const Item& ite
 extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
     const bf16* __restrict__ q, const bf16* __restrict__ k_cache, const bf16* __restrict__ v_cache,
     const int* __restrict__ block_tables, const int* __restrict__ work_items,
-    const int* __restrict__ first_splits, float* __restrict__ partial_out,
+    const int* __restrict__ first_items, float* __restrict__ partial_out,
     float* __restrict__ partial_stats, int B, int NQ, int NKV, int block_size, int max_blocks) {
     DYNAMIC_SHARED(Slot, slots);
     __shared__ uint4 query[2 * QUARTERS][WARP];
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
     __shared__ CopyBarrier filled[WARPS][SLOTS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int heads = NQ / NKV, step = gridDim.x;
-    const WorkList list = {reinterpret_cast<const WorkItem*>(work_items), first_splits[B], NKV};
+    const WorkList list = {reinterpret_cast<const WorkItem*>(work_items), first_items[B], NKV};
     const PagedCache cache = {k_cache, v_cache, block_tables, NKV, block_size, max_blocks};
 
     // Before the wait, what prepare_decode and earlier steps wrote: the work list, and all keys and
@@ -228,7 +228,6 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
 
     while (item.exists()) {
         const Item next = list.at(index + step);
-        const int split = first_splits[item.row] + item.split();
         if (next.exists()) load_query(next_query, q, next, NQ, heads, warp, lane);
         WarpState state = {};
         state.largest[0] = state.largest[1] = -INF;
@@ -249,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 2; ++i) query[2 * warp + i][lane] = next_query[i];
-        const long long head = static_cast<long long>(split) * NQ + item.kv_head * heads;
+        const long long head = static_cast<long long>(index / NKV) * NQ + item.kv_head * heads;
         add_parts(parts, slots, min((item.end - item.begin + GROUP - 1) / GROUP, WARPS),
                   partial_out + head * D, partial_stats + head * 2, heads, warp, lane);
         __syncthreads();

@@ -4,9 +4,8 @@
 //     input_ids[b]      next_ids[state_slots[b]] where it is -1
 //     slot_mapping[b]   block_tables[state_slots[b], p / block_size] * block_size + p % block_size
 //     work_items        [items, 4]: row, first position, context and slot of every split of every row's
-//                       context: row by row, but those that are not of full length last, so that
-//                       what is dealt out in turn comes out even
-//     first_splits[b]    how many splits the rows before b have; first_splits[B] is the number of items
+//                       context, row by row
+//     first_items[b]    the first work item of row b; first_items[B] is their number
 //
 // A row whose slot is below 0 is padding: id -1, slot_mapping -1, no work items.
 // Starts after all that is before it has ended, and nothing after it starts earlier than it ends: so
@@ -18,12 +17,11 @@
 
 extern "C" __global__ void __launch_bounds__(1024) prepare_decode_kernel(
     int* input_ids, const int* positions, const int* state_slots, int* slot_mapping,
-    const int* next_ids, const int* block_tables, int* work_items, int* first_splits, int B,
+    const int* next_ids, const int* block_tables, int* work_items, int* first_items, int B,
     int max_blocks, int block_size) {
-    constexpr int SHORT_ONE = 1 << 20;  // at most 64 * 1023 full ones
     __shared__ int ends[1024];
     const int b = threadIdx.x;
-    int splits = 0, slot = -1, context = 0, length = 0;  // splits: full ones and short ones
+    int splits = 0, slot = -1, context = 0, length = 0;
     if (b < B) {
         const int position = positions[b];
         slot = state_slots[b];
@@ -35,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(1024) prepare_decode_kernel(
             slot_mapping[b] = table[position / block_size] * block_size + position % block_size;
             context = position + 1;
             length = split_length(context);
-            splits = context / length + (context % length > 0) * SHORT_ONE;
+            splits = (context + length - 1) / length;
         }
     }
     ends[b] = splits;
@@ -46,14 +44,9 @@ extern "C" __global__ void __launch_bounds__(1024) prepare_decode_kernel(
         ends[b] += before;
         __syncthreads();
     }
-    const int before = ends[b] - splits, all = ends[blockDim.x - 1];
-    const int full = splits % SHORT_ONE, full_before = before % SHORT_ONE;
-    if (b <= B) first_splits[b] = full_before + before / SHORT_ONE;
-    WorkItem* items = reinterpret_cast<WorkItem*>(work_items);
-    for (int split = 0; split < full; ++split) {
-        items[full_before + split] = {b, split * length, context, slot};
-    }
-    if (splits >= SHORT_ONE) {
-        items[all % SHORT_ONE + before / SHORT_ONE] = {b, full * length, context, slot};
+    const int first = ends[b] - splits;
+    if (b <= B) first_items[b] = first;
+    for (int split = 0; split < splits; ++split) {
+        reinterpret_cast<WorkItem*>(work_items)[first + split] = {b, split * length, context, slot};
     }
 }

@@ -29,14 +29,13 @@ struct Item {
 
     __device__ bool exists() const { return end > 0; }
     __device__ bool has_newest() const { return end == context; }
-    __device__ int split() const { return begin / split_length(context); }
 };
 
 struct WorkList {
     const WorkItem* items;
     int num_items, NKV;
 
-    // All KV heads of a split together. An item that does not exist follows the last.
+    // Splits in order, all KV heads of one together. An item that does not exist follows the last.
     __device__ Item at(int index) const {
         if (index >= num_items * NKV) return {};
         const WorkItem item = items[index / NKV];

@@ -32,7 +32,7 @@ class DecodeWork:
         assert max_rows <= MAX_DECODE_ROWS, max_rows
         items = max_rows * MAX_SPLITS
         self.items = empty((items, 4), "int32")
-        self.first_splits = empty((max_rows + 1,), "int32")
+        self.first_items = empty((max_rows + 1,), "int32")
         self.partial_out = empty((items, num_query_heads, HEAD_DIM), "float32")
         self.partial_stats = empty((items, num_query_heads, 2), "float32")
 
@@ -46,7 +46,7 @@ def prepare_decode(
     work: DecodeWork,
 ) -> None:
     rows = batch.num_rows
-    assert rows < len(work.first_splits)
+    assert rows < len(work.first_items)
     kernels.launch(
         "prepare_decode",
         (1, 1, 1),
@@ -58,7 +58,7 @@ def prepare_decode(
         next_ids,
         block_tables,
         work.items,
-        work.first_splits,
+        work.first_items,
         rows,
         block_tables.shape[1],
         block_size,
@@ -126,7 +126,7 @@ def attention_decode(
         v_cache,
         block_tables,
         work.items,
-        work.first_splits,
+        work.first_items,
         work.partial_out,
         work.partial_stats,
         rows,
@@ -141,7 +141,7 @@ def attention_decode(
         _COMBINE_THREADS,
         work.partial_out,
         work.partial_stats,
-        work.first_splits,
+        work.first_items,
         qgkv,
         out,
         num_query_heads,
