@@ -118,13 +118,17 @@ class ModelRunner:
         max_blocks = self._cache.block_tables.shape[1]
         table_updates = build_table_updates(batch.block_updates, max_blocks, inputs.upload)
         params_update = self._sampler.prepare(batch.admitted)
-        decode = self._passes.decode(batch.decodes) if batch.decodes else None
+        prompt_rows = build_prompt_rows(batch.prefills, inputs.upload)
+        # Prompt log-probabilities borrow the logits, so decode rows come after them, and after the
+        # prompts' own logits too.
+        passes = self._passes
+        decode_pass = passes.decode if prompt_rows is None else passes.unpadded_decode
+        decode = decode_pass(batch.decodes) if batch.decodes else None
         prefill = (
             build_prefill_batch(batch.prefills, self.capacity.block_size, inputs.upload)
             if batch.prefills
             else None
         )
-        prompt_rows = build_prompt_rows(batch.prefills, inputs.upload)
         outputs = self._host_outputs[self._num_submitted % 2]
         self._num_submitted += 1
         waits = any(map(is_constrained, batch.sampled))
@@ -137,7 +141,6 @@ class ModelRunner:
                 ops.scatter(table_updates.blocks, table_updates.indices, cache.block_tables)
             if params_update is not None:
                 self._sampler.apply(params_update, ops)
-            # Prompt log-probabilities borrow the logits, so decode rows come after them.
             if decode is not None and prompt_rows is None:
                 decode()
             if prefill is not None:

@@ -59,7 +59,12 @@ class StepPasses:
         self._vocab_limit = vocab_limit
 
     def decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
-        """The forward pass of generated tokens."""
+        """The forward pass of generated tokens. May write rows of logits beyond theirs."""
+        return self.unpadded_decode(decodes)
+
+    def unpadded_decode(self, decodes: tuple[ScheduledDecode, ...]) -> Work:
+        """The same, for where rows of logits beyond theirs are in use. Never a graph."""
+        self.decode_graph_rows = 0
         batch = build_decode_batch(decodes, self._inputs.upload)
         return lambda: self._run_decode(batch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from deltaserve.engine.llm import LLM
 from deltaserve.engine.llm_engine import LLMEngine
 from deltaserve.engine.ops.numpy.sampling import log_normalizer, top_ids
 from deltaserve.engine.sampling_params import SamplingParams
+from deltaserve.engine.scheduled_batch import ScheduledDecode
 from deltaserve.engine.sequence import FinishReason, RequestOutput, TokenLogprobs
+from deltaserve.engine.step_passes import Work
 from tests.tiny_checkpoint import NUM_TOKENS
 from tests.tiny_engine import (
     assert_idle,
@@ -116,6 +119,40 @@ def test_bits_do_not_depend_on_chunks_slices_and_batch(
     assert [prompt_logprobs(outputs[str(i)]) for i in range(len(prompts))] == expected
     engine.add_request("alone", [3, 4], decoding)
     assert token_ids(run_to_end(engine)["alone"]) == token_ids(outputs["decoding"])
+    engine.close()
+
+
+def test_padding_of_a_decode_graph_does_not_reach_the_logits_of_prompts(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: a graph writes logits for as many rows as its bucket has, here for all. Prompts
+    that end in a step beside decode rows and log-probabilities have theirs behind those rows."""
+
+    def tokens(engine: LLMEngine) -> dict[str, list[int]]:
+        greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        engine.add_request("decoding", [3, 4], greedy)
+        engine.step()
+        engine.add_request("echo", random_prompt(30), replace(greedy, prompt_logprobs=1))
+        engine.add_request("plain", random_prompt(30), greedy)
+        return {name: token_ids(outputs) for name, outputs in run_to_end(engine).items()}
+
+    engine = LLMEngine(engine_config(directory))
+    expected = tokens(engine)
+    passes, logits = engine._runner._passes, engine._runner._logits
+    decode = passes.decode
+
+    def padded(decodes: tuple[ScheduledDecode, ...]) -> Work:
+        work = decode(decodes)
+
+        def run() -> None:
+            work()
+            logits[len(decodes) :] = 0
+            logits[len(decodes) :, 5] = 99
+
+        return run
+
+    monkeypatch.setattr(passes, "decode", padded)
+    assert tokens(engine) == expected
     engine.close()
 
 

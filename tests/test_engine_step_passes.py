@@ -105,6 +105,23 @@ def test_a_step_launches_its_bucket_on_padded_arrays() -> None:
     assert work.masks is None
 
 
+def test_an_unpadded_decode_pass_has_no_row_but_its_own() -> None:
+    inputs, work, device = FixedInputs(), Recorder(), GraphDevice()
+    sampler = Sampler(6, 50, device, inputs)
+    passes = GraphPasses(inputs, work.decode, work.sample, sampler, 50, device, device, 6)
+    sequences = [Sequence(f"{i}", (1,), SamplingParams(), state_slot=i) for i in range(3)]
+    decodes = tuple(ScheduledDecode(s, s.state_slot, 10, -1, True) for s in sequences)
+    inputs.begin()
+    passes.decode(decodes)
+    assert passes.decode_graph_rows == 4
+    decode = passes.unpadded_decode(decodes)
+    assert passes.decode_graph_rows == 0
+    inputs.flush()
+    work.decodes.clear()
+    decode()
+    assert work.decodes == [[[-1, -1, -1], [10, 10, 10], [0, 1, 2]]]
+
+
 def test_a_masked_step_is_sampled_without_a_graph_when_its_masks_are_known() -> None:
     inputs, work, device = FixedInputs(), Recorder(), GraphDevice()
     sampler = Sampler(6, 50, device, inputs)
