@@ -1,20 +1,24 @@
-// Runs the kernels of cuda/ on the CPU, for tests: one block at a time, each thread a fiber that
-// runs until it waits for others. Included before a kernel's source, which is then compiled as C++.
+// Runs the kernels of cuda/ on the CPU, for tests: one block at a time, or one cluster of blocks, each
+// thread a fiber that runs until it waits for others. Included before a kernel's source, which is then
+// compiled as C++.
 //
 // Holds what the kernels use of CUDA and no more. What it can show: wrong indices, wrong formulas,
 // missing writes, a barrier that not all threads reach (reported as a deadlock). What it cannot:
-// races between blocks or between barriers, speed, and how expf rounds on a GPU.
+// races between blocks or between barriers, speed, and how expf rounds on a GPU. Blocks of a cluster
+// have dynamic shared memory of their own; `__shared__` variables they would share.
 #pragma once
 #define CUDA_ON_CPU
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -24,6 +28,8 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 
 using std::isfinite;
 
@@ -58,6 +64,7 @@ namespace on_cpu {
 
 constexpr int WARP_SIZE = 32;
 constexpr size_t STACK = 128 * 1024;
+constexpr int SHARED = 256 * 1024, MAX_CLUSTER = 2;
 
 // Threads that wait for each other; those that have ended count as arrived.
 struct Barrier {
@@ -84,11 +91,12 @@ struct Fiber {
     std::vector<std::vector<Copy>> copies;  // groups, the last one open
 };
 
-alignas(16) static unsigned char dynamic_shared[256 * 1024];
+alignas(16) static unsigned char dynamic_shared[MAX_CLUSTER][SHARED];  // of each block
 
-static std::vector<Fiber> fibers;
+static std::vector<Fiber> fibers;  // those of a cluster, block by block; so are the warps
 static std::vector<Warp> warps;
-static Barrier block;
+static Barrier blocks[MAX_CLUSTER], cluster;
+static int block_threads;
 static ucontext_t scheduler;
 static int current;
 static bool progress;
@@ -96,6 +104,7 @@ static std::function<void()> body;
 
 inline Warp& warp() { return warps[current / WARP_SIZE]; }
 inline int lane() { return current % WARP_SIZE; }
+inline int rank() { return current / block_threads; }  // of the block in its cluster
 inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
 
 inline void wait(Barrier& barrier) {
@@ -113,22 +122,39 @@ inline void wait(Barrier& barrier) {
     }
 }
 
+// hopper_on_cpu.h
+inline void begin_cluster();
+inline void end_cluster();
+
 inline void run_thread() {
     body();
     fibers[current].done = true;
-    ++block.ended;
+    ++blocks[rank()].ended;
+    ++cluster.ended;
     ++warp().barrier.ended;
     progress = true;
     yield();
 }
 
-inline void run_block(int threads) {
-    if (static_cast<int>(fibers.size()) < threads) fibers.resize(threads);
-    warps.assign((threads + WARP_SIZE - 1) / WARP_SIZE, Warp());
-    block = Barrier();
-    block.members = threads;
-    std::memset(dynamic_shared, 0xff, sizeof(dynamic_shared));
-    for (int i = 0; i < threads; ++i) {
+// The threads of a block run in their order. Those of several blocks do so in another order each
+// time, and some warp sleeps until the others get no further, or for some time: what does not wait
+// for it goes ahead.
+inline void run_cluster(uint3 first, int size, int threads) {
+    const int all = size * threads;
+    if (size > MAX_CLUSTER || size > 1 && threads % WARP_SIZE != 0) std::abort();
+    if (static_cast<int>(fibers.size()) < all) fibers.resize(all);
+    warps.assign((all + WARP_SIZE - 1) / WARP_SIZE, Warp());
+    block_threads = threads;
+    cluster = Barrier();
+    cluster.members = all;
+    for (int i = 0; i < size; ++i) {
+        blocks[i] = Barrier();
+        blocks[i].members = threads;
+        std::memset(dynamic_shared[i], 0xff, SHARED);
+    }
+    std::vector<int> order(all);
+    for (int i = 0; i < all; ++i) {
+        order[i] = i;
         Fiber& fiber = fibers[i];
         fiber.stack.resize(STACK);
         fiber.done = false;
@@ -139,42 +165,58 @@ inline void run_block(int threads) {
         makecontext(&fiber.context, run_thread, 0);
         ++warps[i / WARP_SIZE].barrier.members;
     }
-    for (int left = threads; left > 0;) {
+    begin_cluster();
+    std::minstd_rand random;
+    constexpr int NONE = -1, TURNS = 32;
+    int asleep = NONE;
+    for (int left = all; left > 0;) {
         progress = false;
-        for (int i = 0; i < threads; ++i) {
-            if (fibers[i].done) continue;
+        if (size > 1) std::shuffle(order.begin(), order.end(), random);
+        for (const int i : order) {
+            if (fibers[i].done || i / WARP_SIZE == asleep) continue;
             current = i;
-            threadIdx = {i % blockDim.x, i / blockDim.x, 0};
+            const unsigned thread = i % threads;
+            threadIdx = {thread % blockDim.x, thread / blockDim.x, 0};
+            blockIdx = {first.x + i / threads, first.y, first.z};
             swapcontext(&scheduler, &fibers[i].context);
             left -= fibers[i].done;
         }
-        if (!progress) {
+        if (size > 1 && progress && (asleep == NONE || random() / 256 % TURNS == 0)) {
+            asleep = random() / 256 % warps.size();
+        } else if (!progress && asleep != NONE) {
+            asleep = NONE;
+        } else if (!progress) {
             std::fprintf(stderr, "deadlock: not all threads reach a barrier\n");
             std::abort();
         }
     }
+    end_cluster();
 }
 
 template <typename... Parameters, size_t... Index>
-void launch(void (*kernel)(Parameters...), const unsigned* grid, const unsigned* threads,
-            void** arguments, std::index_sequence<Index...>) {
+void launch(void (*kernel)(Parameters...), int size, unsigned bound, const unsigned* grid,
+            const unsigned* threads, void** arguments, std::index_sequence<Index...>) {
+    if (grid[0] % size != 0 || threads[0] * threads[1] > bound) {
+        std::fprintf(stderr, "no whole clusters, or more threads than the kernel is compiled for\n");
+        std::abort();
+    }
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {threads[0], threads[1], threads[2]};
     body = [=] { kernel(*static_cast<Parameters*>(arguments[Index])...); };
     for (unsigned z = 0; z < grid[2]; ++z) {
         for (unsigned y = 0; y < grid[1]; ++y) {
-            for (unsigned x = 0; x < grid[0]; ++x) {
-                blockIdx = {x, y, z};
-                run_block(threads[0] * threads[1]);
+            for (unsigned x = 0; x < grid[0]; x += size) {
+                run_cluster({x, y, z}, size, threads[0] * threads[1]);
             }
         }
     }
 }
 
+// size: of a cluster, along x. bound: of threads.
 template <typename... Parameters>
-void launch(void (*kernel)(Parameters...), const unsigned* grid, const unsigned* threads,
-            void** arguments) {
-    launch(kernel, grid, threads, arguments, std::index_sequence_for<Parameters...>());
+void launch(void (*kernel)(Parameters...), int size, unsigned bound, const unsigned* grid,
+            const unsigned* threads, void** arguments) {
+    launch(kernel, size, bound, grid, threads, arguments, std::index_sequence_for<Parameters...>());
 }
 
 // The value that lane `source` gives.
@@ -197,14 +239,14 @@ inline float bf16_at(unsigned packed, int half) {
 
 }  // namespace on_cpu
 
-#define LAUNCHER(kernel)                                                                     \
+#define LAUNCHER(kernel, size, bound)                                                        \
     extern "C" void launch_##kernel(const unsigned* grid, const unsigned* threads, void** a) { \
-        on_cpu::launch(kernel, grid, threads, a);                                            \
+        on_cpu::launch(kernel, size, bound, grid, threads, a);                               \
     }
 
-#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(on_cpu::dynamic_shared)
+#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(on_cpu::dynamic_shared[on_cpu::rank()])
 
-inline void __syncthreads() { on_cpu::wait(on_cpu::block); }
+inline void __syncthreads() { on_cpu::wait(on_cpu::blocks[on_cpu::rank()]); }
 inline void __syncwarp() { on_cpu::wait(on_cpu::warp().barrier); }
 
 template <typename T>
@@ -377,3 +419,5 @@ inline unsigned transpose_8x8(unsigned x) {
     on_cpu::wait(warp.barrier);
     return result;
 }
+
+#include "hopper_on_cpu.h"

@@ -7,7 +7,9 @@ cuda_on_cpu.h.
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,8 +23,15 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "triton_aot"))
 
-from cuda_sources import CUDA, dynamic_shared, kernels  # noqa: E402, F401
+from cuda_sources import CUDA, dynamic_shared, kernels, sources, tensor_maps  # noqa: E402, F401
 
+from deltaserve.engine.ops.cuda.kernels import Blocks  # noqa: E402
+
+_ATTRIBUTES = re.compile(r"__global__ void\s+((?:__\w+__\([^)]*\)\s*)*)(\w+)\(")
+_CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
+_BOUND = re.compile(r"__launch_bounds__\(([^,)]+)")
+_MOST_THREADS = "1024"
+_MAP_BYTES, _MAP_ALIGN = 128, 64
 _SCALARS = {
     "i32": ctypes.c_int32,
     "u32": ctypes.c_uint32,
@@ -39,7 +48,8 @@ _DTYPES = {
 
 
 class CpuKernels:
-    """The kernels of cuda/*.cu on NumPy arrays, as `deltaserve.engine.ops.cuda.kernels.Kernels`.
+    """The kernels of cuda/ on NumPy arrays, as `deltaserve.engine.ops.cuda.kernels.Kernels`; those
+    that sm_90 alone has among them.
 
     A file is compiled when one of its kernels is first launched. Triton's kernels are not here."""
 
@@ -50,8 +60,11 @@ class CpuKernels:
         if shutil.which("g++") is None:
             pytest.skip("needs g++")
         self._sources: dict[str, tuple[Path, list[str]]] = {}
-        for path in sorted(CUDA.glob("*.cu")):
-            for kernel, signature in kernels(path.read_text()).items():
+        self._maps: dict[str, list[dict[str, Any]]] = {}
+        for path in (CUDA / source for source in sources("sm_90")):
+            text = path.read_text()
+            self._maps |= tensor_maps(text)
+            for kernel, signature in kernels(text).items():
                 self._sources[kernel.removesuffix("_kernel")] = (path, signature)
         self._libraries: dict[Path, ctypes.CDLL] = {}
 
@@ -59,14 +72,17 @@ class CpuKernels:
         raise AssertionError(f"{name} is no CUDA C++ kernel")
 
     def launch(self, name: str, grid: tuple[int, int, int], threads: int, *args: Any) -> None:
-        """Arrays must be contiguous and of the parameter's dtype."""
+        """Arrays must be contiguous and of the parameter's dtype, bf16 of a map."""
         path, signature = self._sources[name]
         if path not in self._libraries:
             self._libraries[path] = compile_source(path)
         assert len(signature) == len(args), (name, len(signature), len(args))
-        values = []
+        values: list[Any] = []
+        cuts = iter(self._maps.get(name, ()))
         for kind, argument in zip(signature, args, strict=True):
-            if argument is None:
+            if kind == "map":
+                values.append(_tensor_map(next(cuts), argument))
+            elif argument is None:
                 assert kind.startswith("*"), name
                 values.append(ctypes.c_void_p(None))
             elif kind.startswith("*"):
@@ -82,9 +98,27 @@ class CpuKernels:
         launcher((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), pointers)
 
 
+def _tensor_map(cut: dict[str, Any], blocks: Blocks) -> Any:
+    """As on_cpu::Map of hopper_on_cpu.h. What is refused here the driver refuses."""
+    array, (rows, columns) = blocks
+    assert array.flags.c_contiguous and array.dtype == _DTYPES["bf16"]
+    assert array.size == rows * columns
+    assert array.ctypes.data % 16 == 0 and columns * array.itemsize % 16 == 0
+    memory = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGN))()
+    start = -ctypes.addressof(memory) % _MAP_ALIGN
+    struct.pack_into("4Q", memory, start, array.ctypes.data, rows, columns, cut["block_size"][0])
+    return (ctypes.c_char * _MAP_BYTES).from_buffer(memory, start)
+
+
 def compile_source(path: Path) -> ctypes.CDLL:
     """One .cu file as a library with a function `launch_<kernel>` for each of its kernels."""
-    launchers = "".join(f"\nLAUNCHER({name})" for name in kernels(path.read_text()))
+    text, launchers = path.read_text(), ""
+    found = _ATTRIBUTES.findall(text)
+    assert [name for _, name in found] == list(kernels(text)), path
+    for attributes, name in found:
+        cluster, bound = _CLUSTER.search(attributes), _BOUND.search(attributes)
+        size, threads = cluster[1] if cluster else "1", bound[1] if bound else _MOST_THREADS
+        launchers += f"\nLAUNCHER({name}, ({size}), ({threads}))"
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
         unit = Path(folder) / "unit.cc"

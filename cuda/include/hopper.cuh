@@ -21,6 +21,8 @@ struct alignas(64) TensorMap {
 
 using Barrier = unsigned long long;
 
+#ifndef CUDA_ON_CPU
+
 __device__ inline unsigned shared_address(const void* at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
@@ -116,12 +118,16 @@ __device__ inline void copy_block_to_all(void* to, const TensorMap& map, int row
         : "memory");
 }
 
+#endif
+
 // An operand of a product, rows of 64 bf16 as `copy_block` puts them down, from this row on. 16 more of
 // k are 2 more.
 __device__ inline unsigned long long operand(const void* rows) {
     constexpr unsigned long long SWIZZLED_128 = 1ull << 62, EIGHT_ROWS = 1024 / 16;
     return (shared_address(rows) & 0x3ffff) / 16 | 1ull << 16 | EIGHT_ROWS << 32 | SWIZZLED_128;
 }
+
+#ifndef CUDA_ON_CPU
 
 // Around products that are under way: what is done to the sums before comes before, what after, after.
 template <int COUNT>
@@ -193,3 +199,5 @@ __device__ inline void multiply(float (&c)[128], unsigned long long a, unsigned 
                  : SUMS_32(0), SUMS_32(32), SUMS_32(64), SUMS_32(96)
                  : "l"(a), "l"(b));
 }
+
+#endif
