@@ -16,7 +16,7 @@ _BYTES, _ALIGN = 128, 64
 _BFLOAT16, _FLOAT32 = 9, 7  # CUtensorMapDataType
 _DATA_TYPES = {2: _BFLOAT16, 4: _FLOAT32}
 _L2_PROMOTION_128B = 2
-_MAX_KNOWN = 1 << 14
+_MAX_KNOWN = 1 << 12
 
 
 class TensorMaps:
