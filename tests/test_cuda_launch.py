@@ -142,6 +142,18 @@ def test_a_tensor_map_is_encoded_once_for_an_array_and_shape() -> None:
     assert rest == [0, 3, 2, 0]
 
 
+def test_a_bare_map_comes_without_sizes_and_strides() -> None:
+    """And is not taken for the map of the same array that brings them."""
+    driver = MapDriver()
+    maps = TensorMaps(driver)
+    cut = {"block_size": [128, 64], "swizzle": 3, "elem_size": 2}
+    blocks = Blocks(FakeArray(4096, ml_dtypes.bfloat16), (5, 256))
+    for _ in range(2):
+        assert maps.expand([{**cut, "bare": True}], (blocks, 7)) == [b"\x01" * 128, 7]
+        assert maps.expand([cut], (blocks, 7)) == [b"\x02" * 128, 5, 256, 256, 1, 7]
+    assert len(driver.calls) == 2
+
+
 def test_a_tensor_map_that_the_driver_refuses() -> None:
     cut = {"block_size": [1, 1, 1, 1], "swizzle": 0, "elem_size": 4}
     with pytest.raises(RuntimeError, match="CUDA error 1"):
