@@ -150,7 +150,7 @@ def test_a_table_with_a_short_row_is_refused(
 
 
 def test_a_cluster_tile_is_two_blocks_that_take_maps() -> None:
-    """Wide ones have a third warpgroup that copies, others a warp; rows of both gates are one map."""
+    """Wide ones have a third warpgroup that copies, others a warp; both gates are one map."""
     tile = named_tile("bf16", "cluster_160x256")
     assert (tile.kernel, tile.cluster) == ("gemm_cluster_bf16_160x256", 2)
     assert (tile.columns, tile.rows, tile.block_k, tile.threads) == (160, 256, 64, 288)
