@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_decode_kernel(
     DYNAMIC_SHARED(Slot, slots);
     __shared__ uint4 query[2 * QUARTERS][WARP];
     __shared__ Parts parts;
-    __shared__ CopyBarrier filled[WARPS][SLOTS];
+    __shared__ Barrier filled[WARPS][SLOTS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int heads = NQ / NKV, step = gridDim.x;
     const WorkList list = {reinterpret_cast<const WorkItem*>(work_items), first_items[B], NKV};

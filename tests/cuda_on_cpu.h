@@ -349,52 +349,6 @@ void wait_copy_groups() {
     }
 }
 
-// Bulk copies: made when a thread waits for their phase, and no earlier. Several threads ask for the
-// copies of a phase, which are all asked for before any thread can see it complete.
-#ifndef NO_BULK_COPIES
-#define BULK_COPIES
-#endif
-namespace on_cpu {
-struct BulkCopy {
-    void* to;
-    const void* from;
-    int bytes;
-};
-struct BulkPhase {
-    unsigned parity;  // of the phase under way
-    int expected;     // bytes that have been announced and not asked for
-    bool announced;
-    std::vector<BulkCopy> copies;
-};
-static std::map<const void*, BulkPhase> phases;
-}  // namespace on_cpu
-inline void init_copy_barrier(unsigned long long* barrier) { on_cpu::phases[barrier] = {}; }
-inline void expect_copies(unsigned long long* barrier, int bytes) {
-    on_cpu::BulkPhase& phase = on_cpu::phases.at(barrier);
-    if (phase.announced) std::abort();
-    phase.announced = true;
-    phase.expected += bytes;
-}
-inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long* barrier) {
-    on_cpu::BulkPhase& phase = on_cpu::phases.at(barrier);
-    phase.copies.push_back({to, from, bytes});
-    phase.expected -= bytes;
-    on_cpu::progress = true;
-}
-inline void wait_for_copies(unsigned long long* barrier, unsigned parity) {
-    on_cpu::BulkPhase& phase = on_cpu::phases.at(barrier);
-    while (phase.parity == parity) {
-        if (!phase.announced || phase.expected != 0) {
-            on_cpu::yield();
-            continue;
-        }
-        for (const auto& copy : phase.copies) std::memcpy(copy.to, copy.from, copy.bytes);
-        phase = {phase.parity ^ 1, 0, false, {}};
-        on_cpu::progress = true;
-    }
-}
-inline void order_before_bulk_copies() {}
-
 inline void load_matrices(unsigned (&to)[4], const __nv_bfloat16* row) {
     on_cpu::Warp& warp = on_cpu::warp();
     warp.values[on_cpu::lane()] = reinterpret_cast<unsigned long long>(row);
@@ -420,4 +374,7 @@ inline unsigned transpose_8x8(unsigned x) {
     return result;
 }
 
+#ifndef NO_BULK_COPIES
+#define BULK_COPIES
+#endif
 #include "hopper_on_cpu.h"

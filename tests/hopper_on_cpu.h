@@ -1,4 +1,5 @@
-// cuda/include/hopper.cuh on the CPU. Included by cuda_on_cpu.h.
+// cuda/include/barrier.cuh, hopper.cuh and the bulk copies of async_copy.cuh on the CPU. Included by
+// cuda_on_cpu.h.
 //
 // What goes on by itself there happens here as late as it may: a copy when a thread waits for its
 // phase, products when a thread waits for their group. From when a copy is asked for until then, the
@@ -34,7 +35,7 @@ struct PhaseBarrier {
     long long bytes;  // announced, less those asked for
     unsigned parity;
     bool published;
-    std::vector<BlockCopy> copies;
+    std::vector<std::function<void()>> copies;
 };
 
 struct Product {
@@ -96,9 +97,21 @@ inline unsigned address_of(const void* at) {
     return SHARED_START + offset;
 }
 
+inline bool is_dynamic(const void* at) {
+    const unsigned char* own = dynamic_shared[rank()];
+    return at >= own && at < own + SHARED;
+}
+
+// What lies at the same place in a block of the cluster.
+inline const void* in_block(const void* own, int rank) {
+    if (is_dynamic(own)) return at_address(address_of(own), rank);
+    require(rank == on_cpu::rank(), "not in dynamic shared memory");
+    return own;
+}
+
 inline PhaseBarrier& barrier_of(const void* own, int rank) {
     require(blocks[rank].ended < block_threads, "the block of a barrier has ended");
-    const auto found = barriers.find(at_address(address_of(own), rank));
+    const auto found = barriers.find(in_block(own, rank));
     require(found != barriers.end() && found->second.published, "no barrier there, or not yet");
     return found->second;
 }
@@ -119,15 +132,12 @@ inline void arrive(PhaseBarrier& barrier, int bytes) {
     if (barrier.missing == 0 && barrier.bytes == 0 && barrier.copies.empty()) begin_phase(barrier);
 }
 
-inline void ask_for(const BlockCopy& copy, PhaseBarrier& barrier) {
-    const unsigned bytes = copy.map.block_rows * ROW_BYTES;
-    require(copy.address % SWIZZLED == 0, "a block of a map is not aligned");
-    require(at_address(copy.address, copy.rank) + bytes <= dynamic_shared[copy.rank] + SHARED,
-            "no shared memory there");
-    std::memset(at_address(copy.address, copy.rank), 0xff, bytes);
+// A copy that is made later by `make`.
+inline void ask_for(void* to, unsigned bytes, PhaseBarrier& barrier, std::function<void()> make) {
+    std::memset(to, 0xff, bytes);
     barrier.bytes -= bytes;
     require(barrier.missing > 0 || barrier.bytes >= 0, "more bytes than announced");
-    barrier.copies.push_back(copy);
+    barrier.copies.push_back(make);
     progress = true;
 }
 
@@ -194,15 +204,13 @@ void take_registers() {
 }
 
 inline void init_barrier(unsigned long long* barrier, int arrivals) {
-    const void* at = on_cpu::at_address(shared_address(barrier), on_cpu::rank());
-    on_cpu::require(on_cpu::barriers.count(at) == 0, "a barrier is there");
-    on_cpu::barriers[at] = {arrivals, arrivals, 0, 0, false, {}};
+    on_cpu::require(on_cpu::barriers.count(barrier) == 0, "a barrier is there");
+    on_cpu::barriers[barrier] = {arrivals, arrivals, 0, 0, false, {}};
 }
 
 inline void publish_barriers() {
-    const unsigned char* own = on_cpu::dynamic_shared[on_cpu::rank()];
     for (auto& [at, barrier] : on_cpu::barriers) {
-        barrier.published |= at >= own && at < own + on_cpu::SHARED;
+        barrier.published |= on_cpu::is_dynamic(at) || on_cpu::cluster.members == on_cpu::block_threads;
     }
 }
 
@@ -218,7 +226,7 @@ inline void wait_for(unsigned long long* barrier, unsigned parity) {
     on_cpu::PhaseBarrier& own = on_cpu::barrier_of(barrier, on_cpu::rank());
     while (own.parity == parity) {
         if (own.missing == 0 && own.bytes == 0) {
-            for (const on_cpu::BlockCopy& copy : own.copies) on_cpu::make(copy);
+            for (const auto& make : own.copies) make();
             on_cpu::begin_phase(own);
         } else {
             on_cpu::yield();
@@ -231,9 +239,23 @@ namespace on_cpu {
 inline void copy_to(int rank, void* to, const TensorMap& map, int row, int column,
                     const void* barrier) {
     const Map& read = reinterpret_cast<const Map&>(map);
-    ask_for({rank, address_of(to), read, row, column}, barrier_of(barrier, rank));
+    const BlockCopy copy = {rank, address_of(to), read, row, column};
+    const unsigned bytes = read.block_rows * ROW_BYTES;
+    unsigned char* at = at_address(copy.address, rank);
+    require(copy.address % SWIZZLED == 0, "a block of a map is not aligned");
+    require(at + bytes <= dynamic_shared[rank] + SHARED, "no shared memory there");
+    ask_for(at, bytes, barrier_of(barrier, rank), [copy] { make(copy); });
 }
 }  // namespace on_cpu
+
+inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long* barrier) {
+    const bool aligned = reinterpret_cast<size_t>(to) % 16 == 0 &&
+                         reinterpret_cast<size_t>(from) % 16 == 0 && bytes % 16 == 0;
+    on_cpu::require(aligned, "a bulk copy is not aligned");
+    on_cpu::ask_for(to, bytes, on_cpu::barrier_of(barrier, on_cpu::rank()),
+                    [=] { std::memcpy(to, from, bytes); });
+}
+inline void order_before_bulk_copies() {}
 
 inline void copy_block(void* to, const TensorMap& map, int row, int column,
                        unsigned long long* barrier) {

@@ -1,11 +1,8 @@
 // What sm_90 alone has: clusters of blocks, tiles of arrays by the copy engine, and products of a
 // warpgroup (4 warps) straight from shared memory.
-//
-// A barrier in shared memory completes a phase when as many arrivals have come as it was made for and
-// all bytes that were announced. The first phase has parity 0, the next 1, then 0 again.
 #pragma once
 
-#include "common.cuh"
+#include "barrier.cuh"
 
 constexpr int WARPGROUP = 4 * WARP;
 
@@ -19,13 +16,7 @@ struct alignas(64) TensorMap {
 // where c ^ (r % 8) would. It begins at a multiple of 1,024 bytes.
 #define TENSOR_MAP_ROWS(kernel, x_rows, w_rows) static_assert((x_rows) <= 256 && (w_rows) <= 256)
 
-using Barrier = unsigned long long;
-
 #ifndef CUDA_ON_CPU
-
-__device__ inline unsigned shared_address(const void* at) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(at));
-}
 
 // What a thread of a warpgroup may have from now on: fewer than before, or more, for which it waits.
 template <int REGISTERS>
@@ -43,30 +34,12 @@ __device__ inline int cluster_rank() {
     return rank;
 }
 
-// All threads of all blocks of the cluster, which see what the others wrote before.
+// All threads of all blocks of the cluster, which see what the others wrote, and barriers that they
+// published, before.
 __device__ inline void sync_cluster() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n"
         "barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-}
-
-__device__ inline void init_barrier(Barrier* barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(barrier)),
-                 "r"(arrivals)
-                 : "memory");
-}
-
-// After the last init, before `sync_cluster`.
-__device__ inline void publish_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-}
-
-// One arrival, which announces bytes.
-__device__ inline void arrive_and_expect(Barrier* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(
-                     shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
 }
 
 // One arrival at the barrier that lies at the same place in a block of the cluster.
@@ -78,18 +51,6 @@ __device__ inline void arrive_at(Barrier* barrier, int rank) {
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
         "}\n" ::"r"(shared_address(barrier)),
         "r"(rank)
-        : "memory");
-}
-
-__device__ inline void wait_for(Barrier* barrier, unsigned parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(shared_address(barrier)),
-        "r"(parity)
         : "memory");
 }
 

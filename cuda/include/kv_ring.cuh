@@ -121,27 +121,28 @@ private:
 struct Ring {
     Slot* slots;
 #ifdef BULK_COPIES
-    CopyBarrier* filled;  // one a slot
+    Barrier* filled;  // one a slot
     unsigned parities;    // of the phases that are next to be waited for, a bit a slot
 #endif
     int current;
 
 #ifdef BULK_COPIES
-    __device__ Ring(Slot* slots, CopyBarrier* filled)
+    __device__ Ring(Slot* slots, Barrier* filled)
         : slots(slots), filled(filled), parities(0), current(0) {
         if (threadIdx.x % WARP == 0) {
-            for (int i = 0; i < SLOTS; ++i) init_copy_barrier(filled + i);
+            for (int i = 0; i < SLOTS; ++i) init_barrier(filled + i, 1);
+            publish_barriers();
         }
         __syncwarp();
     }
 #else
-    __device__ Ring(Slot* slots, CopyBarrier*) : slots(slots), current(0) {}
+    __device__ Ring(Slot* slots, Barrier*) : slots(slots), current(0) {}
 #endif
 
     // What was loaded first, when it has come.
     __device__ Slot& wait() {
 #ifdef BULK_COPIES
-        wait_for_copies(filled + current, parities >> current & 1);
+        wait_for(filled + current, parities >> current & 1);
         parities ^= 1u << current;
 #else
         wait_copy_groups<SLOTS - 1>();
@@ -157,7 +158,7 @@ struct Ring {
         const int lane = threadIdx.x % WARP;
 #ifdef BULK_COPIES
         constexpr int ROW_BYTES = D * sizeof(bf16);
-        if (rows.count > 0 && lane == 0) expect_copies(filled + current, GROUP * ROW_BYTES);
+        if (rows.count > 0 && lane == 0) arrive_and_expect(filled + current, GROUP * ROW_BYTES);
         __syncwarp();
         if (rows.count > 0 && lane < GROUP) {
             copy_bulk(rows.values ? &to.value(lane, 0) : &to.key(lane, 0),
