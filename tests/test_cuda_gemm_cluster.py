@@ -20,9 +20,9 @@ TEXT = (CUDA / "sm_90/gemm_cluster.cu").read_text()
 NAMES = [name.removesuffix("_kernel") for name in kernels(TEXT)]
 TILES = [(f, tile) for f in ("bf16", "fp32", "silu_mul") for tile in compiled_tiles(f, NAMES)]
 NARROWEST = [
-    ("bf16", "cluster_128x256"),
+    ("bf16", "cluster_160x256"),
     ("fp32", "cluster_128x256"),
-    ("silu_mul", "cluster_256x256"),
+    ("silu_mul", "cluster_288x256"),
 ]
 GUARD = 64
 """Elements before and after a result."""

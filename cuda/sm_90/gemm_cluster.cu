@@ -242,15 +242,6 @@ __device__ inline void gemm_cluster(const TensorMap& x, const TensorMap& w, Out*
     sync_cluster();  // before its shared memory goes, which the other block writes to
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<128>, 1)
-    gemm_cluster_bf16_128x256_kernel(const __grid_constant__ TensorMap x,
-                         const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
-                         int K, int segment) {
-    gemm_cluster<Form::BF16, 128, 6>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_cluster_bf16_128x256, 0, 197728);
-TENSOR_MAP_ROWS(gemm_cluster_bf16_128x256, 128, 64);
-
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<160>, 1)
     gemm_cluster_bf16_160x256_kernel(const __grid_constant__ TensorMap x,
                          const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
@@ -304,15 +295,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 }
 DYNAMIC_SHARED_BYTES(gemm_cluster_fp32_256x256, 0, 197696);
 TENSOR_MAP_ROWS(gemm_cluster_fp32_256x256, 128, 128);
-
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<256>, 1)
-    gemm_cluster_silu_mul_256x256_kernel(const __grid_constant__ TensorMap x,
-                         const __grid_constant__ TensorMap w, bf16* __restrict__ out, int M, int N,
-                         int K, int segment) {
-    gemm_cluster<Form::SILU_MUL, 256, 4>(x, w, out, M, N, K, segment);
-}
-DYNAMIC_SHARED_BYTES(gemm_cluster_silu_mul_256x256, 0, 197696);
-TENSOR_MAP_ROWS(gemm_cluster_silu_mul_256x256, 128, 128);
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS<288>, 1)
     gemm_cluster_silu_mul_288x256_kernel(const __grid_constant__ TensorMap x,

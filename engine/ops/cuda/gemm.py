@@ -161,7 +161,8 @@ class Gemm:
         else:
             grid = (row_tiles, column_tiles, segments)
         if tile.maps:
-            assert tile.cluster == 1 or n % 8 == 0, (tile, n)
+            if tile.cluster > 1:  # whole 16-byte stores, and no empty segment
+                assert n % 8 == 0 and segment * (segments - 1) < k, (tile, n, segment)
             shapes = {
                 "x": Blocks(x, (m, k)),
                 "w": Blocks(weight, (n, k) if tile.gates == 1 else (tile.gates, n, k)),
