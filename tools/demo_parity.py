@@ -146,9 +146,9 @@ def demo_checks(
     greedy = base[: len(prompts)]
     taken = np.array([completion.token_ids for completion in greedy])
     all_logits = [m.completion_logits(ids[: len(prompts)], taken) for m in (rounded, exact)]
-    for text, completion, tokens, *logits in zip(prompts, greedy, taken, *all_logits, strict=True):
+    for text, completion, tokens, *both in zip(prompts, greedy, taken, *all_logits, strict=True):
         what = f"greedy {text[:30]!r} -> {completion.text[:40]!r}"
-        yield {"what": what, **compared(*gaps(tokens, *logits), noise_counts=True)}
+        yield {"what": what, **compared(*gaps(tokens, *both), noise_counts=True)}
     rounded.close()
     exact.close()
 
