@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,12 +52,14 @@ class CpuKernels:
     """The kernels of cuda/ on NumPy arrays, as `deltaserve.engine.ops.cuda.kernels.Kernels`; those
     that sm_90 alone has among them.
 
-    A file is compiled when one of its kernels is first launched. Triton's kernels are not here."""
+    A file is compiled when one of its kernels is first launched. Triton's kernels are not here.
+    `defines`: NO_BULK_COPIES for what GPUs before sm_90 run."""
 
     num_multiprocessors = 3
     gemm_tiles: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, *defines: str) -> None:
+        self._defines = defines
         if shutil.which("g++") is None:
             pytest.skip("needs g++")
         self._sources: dict[str, tuple[Path, list[str]]] = {}
@@ -75,7 +78,7 @@ class CpuKernels:
         """Arrays must be contiguous and of the parameter's dtype, bf16 of a map."""
         path, signature = self._sources[name]
         if path not in self._libraries:
-            self._libraries[path] = compile_source(path)
+            self._libraries[path] = compile_source(path, self._defines)
         assert len(signature) == len(args), (name, len(signature), len(args))
         values: list[Any] = []
         cuts = iter(self._maps.get(name, ()))
@@ -110,7 +113,7 @@ def _tensor_map(cut: dict[str, Any], blocks: Blocks) -> Any:
     return (ctypes.c_char * _MAP_BYTES).from_buffer(memory, start)
 
 
-def compile_source(path: Path) -> ctypes.CDLL:
+def compile_source(path: Path, defines: Iterable[str] = ()) -> ctypes.CDLL:
     """One .cu file as a library with a function `launch_<kernel>` for each of its kernels."""
     text, launchers = path.read_text(), ""
     found = _ATTRIBUTES.findall(text)
@@ -125,7 +128,7 @@ def compile_source(path: Path) -> ctypes.CDLL:
         unit.write_text(f'#include "cuda_on_cpu.h"\n#include "{path}"\n{launchers}\n')
         (Path(folder) / "cuda_bf16.h").touch()
         includes = [f"-I{place}" for place in (TESTS, folder, CUDA / "include")]
-        flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+        flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *(f"-D{name}" for name in defines)]
         command = ["g++", *flags, *includes, str(unit), "-o", str(library)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

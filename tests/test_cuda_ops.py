@@ -34,10 +34,17 @@ def kernels() -> CpuKernels:
     return CpuKernels()
 
 
+@pytest.fixture(scope="module")
+def kernels_before_sm_90() -> CpuKernels:
+    return CpuKernels("NO_BULK_COPIES")
+
+
+SHAPE = OpsShape(12, 6, max_decode_rows=8, max_prefill_tokens=64)
+
+
 @pytest.fixture
 def ops(kernels: CpuKernels) -> CudaOps:
-    shape = OpsShape(12, 6, max_decode_rows=8, max_prefill_tokens=64)
-    return CudaOps(kernels, shape, np.empty)
+    return CudaOps(kernels, SHAPE, np.empty)
 
 
 @pytest.fixture
@@ -130,12 +137,18 @@ def test_a_padding_row_writes_nothing_to_the_cache(ops: CudaOps, rng: np.random.
     assert np.isnan(f32(k)).all() and np.isnan(f32(v)).all()
 
 
+@pytest.mark.parametrize("fixture", ["kernels", "kernels_before_sm_90"])
 @pytest.mark.parametrize(("query_heads", "kv_heads"), [(4, 1), (12, 2)])
 def test_attention_decode(
-    ops: CudaOps, rng: np.random.Generator, query_heads: int, kv_heads: int
+    request: pytest.FixtureRequest,
+    rng: np.random.Generator,
+    query_heads: int,
+    kv_heads: int,
+    fixture: str,
 ) -> None:
     """Contexts around the borders of groups (16), tiles (64) and splits; the last row is padding.
     What lies beyond a context is poison."""
+    ops = CudaOps(request.getfixturevalue(fixture), SHAPE, np.empty)
     block_size, max_blocks = 32, 140
     positions, slots = [0, 15, 64, 200, 4200, 0], [4, 1, 0, 2, 3, -1]
     batch = decode_batch(positions, slots)
