@@ -81,15 +81,19 @@ def test_sanitizer_is_looked_for(
     assert outcomes(capsys.readouterr().out) == {"checked": "skipped: no compute-sanitizer"}
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/compute-sanitizer"
-    program.write_text(
-        f"#!{sys.executable}\nimport os, sys\nassert sys.argv[1:3] == ['--tool', 'racecheck']\n"
-        "os.execv(sys.argv[7], sys.argv[7:])\n"
-    )
-    program.chmod(0o755)
+    program.touch(0o755)
+
+    def stand_in(tool: str, command: int) -> None:
+        program.write_text(
+            f"#!{sys.executable}\nimport os, sys\nassert sys.argv[1:3] == ['--tool', {tool!r}]\n"
+            f"os.execv(sys.argv[{command}], sys.argv[{command}:])\n"
+        )
+
+    stand_in("racecheck", 7)
     assert run_parts([checked], tmp_path / "out", 60) == 0
     assert outcomes(capsys.readouterr().out) == {"checked": "ok"}
     refused = Part("refused", ("-c", "import sys; sys.exit('Device not supported')"), 0, "memcheck")
-    program.write_text(program.read_text().replace("racecheck", "memcheck").replace("7", "9"))
+    stand_in("memcheck", 9)
     assert run_parts([refused], tmp_path / "out", 60) == 0
     assert "refused" in (found := outcomes(capsys.readouterr().out))
     assert found["refused"] == "skipped: compute-sanitizer cannot check this device"
