@@ -29,4 +29,4 @@ def why_no_gpu() -> str | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
-        pytest.skip(reason)
+        pytest.skip(reason)  # no CPU stands in for it; `make test-gpu` fails where there is no GPU
